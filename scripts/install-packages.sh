@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Installs the Debian packages of packages.txt that are missing. Without root or
+# apt-get it names them and stops, so that somebody who may can install them.
+set -euo pipefail
+list="$(dirname "$0")/packages.txt"
+
+missing=()
+while read -r package; do
+    dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+done < <(grep -v '^#' "$list")
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    echo "holdfast: these packages are missing: ${missing[*]}" >&2
+    echo "holdfast: install them (as root: apt-get install ${missing[*]}) and run this again" >&2
+    exit 1
+fi
+echo "installing ${missing[*]}" >&2
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

@@ -1,0 +1,109 @@
+#include "cache/ragged_cache.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/attention.hpp"
+
+namespace holdfast {
+
+RaggedCache::RaggedCache(std::shared_ptr<PagePool> pool, int layers, int kv_heads)
+    : pool_(std::move(pool)), layers_(layers), kv_heads_(kv_heads), heads_(std::size_t(layers) * std::size_t(kv_heads)) {}
+
+RaggedCache::RaggedCache(const RaggedCache& other)
+    : pool_(other.pool_),
+      layers_(other.layers_),
+      kv_heads_(other.kv_heads_),
+      next_position_(other.next_position_),
+      heads_(other.heads_) {
+    for (const Head& head : heads_)
+        for (PageId page : head.pages) pool_->share(page);
+}
+
+RaggedCache::~RaggedCache() {
+    for (const Head& head : heads_)
+        for (PageId page : head.pages) pool_->release(page);
+}
+
+void RaggedCache::add_page(Head& head) {
+    head.pages.push_back(pool_->allocate());
+    head.addresses.push_back(pool_->address(head.pages.back()));
+}
+
+// Puts a page of our own in the place of page `index`.
+void RaggedCache::replace_page(Head& head, std::size_t index, bool copy) {
+    const PageId fresh = pool_->allocate();
+    fp16_t* address = pool_->address(fresh);
+    if (copy) std::copy_n(head.addresses[index], page_elements(head_dim()), address);
+    pool_->release(head.pages[index]);
+    head.pages[index] = fresh;
+    head.addresses[index] = address;
+}
+
+void RaggedCache::append(int layer, std::uint32_t first_position, std::uint32_t tokens) {
+    for (int h = 0; h < kv_heads_; ++h) {
+        Head& head = at(layer, h);
+        if (head.positions.size() % page_tokens != 0 && pool_->shared(head.pages.back()))
+            replace_page(head, head.pages.size() - 1, true);
+        for (std::uint32_t i = 0; i < tokens; ++i) head.positions.push_back(first_position + i);
+        while (head.pages.size() < pages_for(head.positions.size())) add_page(head);
+    }
+}
+
+void RaggedCache::write(int layer, int head, std::uint32_t slot, const float* key, const float* value) {
+    store_token(pool_->address(at(layer, head).pages[slot / page_tokens]), int(slot % page_tokens), head_dim(), key,
+                value);
+}
+
+void RaggedCache::retain(int layer, int h, std::span<const std::uint32_t> slots) {
+    Head& head = at(layer, h);
+    const std::size_t width = std::size_t(head_dim());
+    const std::vector<const fp16_t*> source = head.addresses;
+    std::vector<PageId> replaced;  // shared pages stay readable until everything is copied
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+        const std::size_t page = i / page_tokens, column = i % page_tokens;
+        if (slots[i] == i) continue;
+        if (pool_->shared(head.pages[page])) {
+            pool_->share(head.pages[page]);
+            replaced.push_back(head.pages[page]);
+            replace_page(head, page, true);
+        }
+        fp16_t* to = pool_->address(head.pages[page]);
+        const fp16_t* from = source[slots[i] / page_tokens];
+        const std::size_t from_column = slots[i] % page_tokens;
+        for (std::size_t d = 0; d < width; ++d)
+            page_keys(to)[d * page_tokens + column] = page_keys(from)[d * page_tokens + from_column];
+        std::copy_n(page_values(from, head_dim()) + from_column * width, width,
+                    page_values(to, head_dim()) + column * width);
+        head.positions[i] = head.positions[slots[i]];
+    }
+    for (PageId page : replaced) pool_->release(page);
+    head.positions.resize(slots.size());
+    if (head.positions.capacity() > 2 * slots.size()) head.positions.shrink_to_fit();
+    while (head.pages.size() > pages_for(slots.size())) {
+        pool_->release(head.pages.back());
+        head.pages.pop_back();
+        head.addresses.pop_back();
+    }
+}
+
+void RaggedCache::defragment() {
+    const PageId live = PageId(pool_->pages_in_use());
+    for (Head& head : heads_)
+        for (std::size_t i = 0; i < head.pages.size(); ++i)
+            if (head.pages[i] >= live && !pool_->shared(head.pages[i])) replace_page(head, i, true);
+    pool_->release_empty_slabs();
+}
+
+std::size_t RaggedCache::entries() const {
+    return std::accumulate(heads_.begin(), heads_.end(), std::size_t(0),
+                           [](std::size_t sum, const Head& head) { return sum + head.positions.size(); });
+}
+
+std::size_t RaggedCache::bytes() const {
+    const std::size_t pages = std::accumulate(heads_.begin(), heads_.end(), std::size_t(0),
+                                              [](std::size_t sum, const Head& head) { return sum + head.pages.size(); });
+    return pages * pool_->page_bytes();
+}
+
+}  // namespace holdfast

@@ -1,0 +1,11 @@
+// The commands: each adds itself to the command line and runs when it is the one that was given.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace holdfast {
+
+void add_ask(CLI::App& app);
+void add_info(CLI::App& app);
+
+}  // namespace holdfast

@@ -1,0 +1,68 @@
+#include <fmt/format.h>
+
+#include <memory>
+#include <thread>
+
+#include "cli/commands.hpp"
+#include "cli/default_model.hpp"
+#include "cli/terminal.hpp"
+#include "engine/memory_plan.hpp"
+#include "kernels/simd.hpp"
+
+namespace holdfast {
+
+namespace {
+
+struct InfoOptions {
+    std::string model = default_model_path();
+    std::uint32_t context_length = 0;
+    std::string budget = "20%";
+    int threads = int(std::max(1u, std::thread::hardware_concurrency()));
+};
+
+void run(const InfoOptions& options) {
+    const Budget budget = Budget::parse(options.budget);
+    const Model model(options.model, options.context_length);
+    const HyperParameters& p = model.parameters();
+    const std::uint32_t tokens = p.context_length;
+    const ReadSettings settings;
+    const MemoryPlan plan = plan_memory(model, tokens, budget, settings.defensive, settings.chunk, options.threads);
+
+    const char* scaling[] = {"none", "linear", "yarn"};
+    fmt::print("model           {} ({})\n", p.name, options.model);
+    fmt::print("architecture    {}: {} layers, hidden {}, feed-forward {}, vocabulary {}\n", p.architecture.name,
+               p.layers, p.hidden, p.feed_forward, p.vocabulary);
+    fmt::print("attention       {} query heads, {} KV heads, head size {}\n", p.heads, p.kv_heads, p.head_dim);
+    fmt::print("context         {} tokens, rope base {:g}, scaling {}\n", tokens, p.rope.freq_base,
+               scaling[int(p.rope.scaling)]);
+    fmt::print("instruction set {}, {} threads\n\n", current_simd_target(), options.threads);
+
+    fmt::print("memory to read {} tokens with a budget of {}\n", tokens, options.budget);
+    const auto line = [](const char* name, std::size_t bytes, const char* remark = "") {
+        fmt::print("  {:<34}{:>12}  {}\n", name, format_bytes(bytes), remark);
+    };
+    line("weights, mapped", plan.weights);
+    if (plan.repacked > 0) line("weights, in the processor's layout", plan.repacked);
+    line("hidden states", plan.hidden);
+    line("one layer's scratch", plan.layer_scratch());
+    line("  its keys and values", plan.layer_kv);
+    line("  its matrices in fp32", plan.layer_weights);
+    line("  activations and observation", plan.layer_work);
+    line("KV cache, full", plan.kv_full);
+    line("KV cache at the budget", plan.kv_kept);
+    line("peak above the weights", plan.peak(), "hidden states + one layer's scratch + budget");
+}
+
+}  // namespace
+
+void add_info(CLI::App& app) {
+    const auto options = std::make_shared<InfoOptions>();
+    CLI::App* command = app.add_subcommand("info", "Show a model's sizes and the memory that reading takes");
+    command->add_option("-m,--model", options->model, "GGUF file (default: the fetched SmolLM2-135M)");
+    command->add_option("-c,--context", options->context_length, "Context length in tokens (default: the model's own)");
+    command->add_option("--budget", options->budget, "Kept share of the context, or tokens per KV head")->capture_default_str();
+    command->add_option("-t,--threads", options->threads, "Threads")->check(CLI::Range(1, 512))->capture_default_str();
+    command->callback([options] { run(*options); });
+}
+
+}  // namespace holdfast

@@ -1,0 +1,44 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <new>
+
+#include "base/error.hpp"
+#include "cli/commands.hpp"
+#include "cli/terminal.hpp"
+#include "kernels/simd.hpp"
+#include "text/tokenizer.hpp"
+
+int main(int argc, char** argv) {
+    using holdfast::Error;
+    CLI::App app{"Runs long-context language models in a fraction of their KV cache."};
+    app.set_version_flag("--version", "holdfast 0.1.0");
+    app.require_subcommand(1);
+    app.failure_message(CLI::FailureMessage::help);
+    holdfast::add_ask(app);
+    holdfast::add_info(app);
+    try {
+        holdfast::silence_libraries();
+        holdfast::watch_interrupts();
+        if (const char* name = std::getenv("HOLDFAST_SIMD")) holdfast::use_simd_target(name);
+        app.parse(argc, argv);  // runs the command
+        return 0;
+    } catch (const CLI::ParseError& error) {
+        if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+        fmt::print(stderr, "holdfast: {}\nRun with --help for more information.\n", error.what());
+        return 2;
+    } catch (const Error& error) {
+        fmt::print(stderr, "holdfast: {}\n", error.what());
+        switch (error.kind) {
+            case Error::Kind::usage: return 2;
+            case Error::Kind::failure: return 1;
+            case Error::Kind::interrupted: return 130;
+        }
+    } catch (const std::bad_alloc&) {
+        fmt::print(stderr, "holdfast: out of memory; a smaller context or budget needs less\n");
+    } catch (const std::exception& error) {
+        fmt::print(stderr, "holdfast: {}\n", error.what());
+    }
+    return 1;
+}

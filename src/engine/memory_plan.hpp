@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "evict/budget.hpp"
+#include "evict/defensive.hpp"
+#include "model/model.hpp"
+
+namespace holdfast {
+
+// Bytes that reading a context takes, known before the work starts.
+struct MemoryPlan {
+    std::size_t weights = 0;         // mapped from the file
+    std::size_t repacked = 0;        // copies of weights in the processor's layout
+    std::size_t hidden = 0;          // hidden states of the whole context
+    std::size_t layer_kv = 0;        // one layer's keys and values before eviction
+    std::size_t layer_weights = 0;   // one layer's matrices in fp32
+    std::size_t layer_work = 0;      // activations of a chunk, observation of a layer
+    std::size_t kv_full = 0;         // the whole cache, nothing evicted
+    std::size_t kv_kept = 0;         // the cache at the budget
+
+    std::size_t layer_scratch() const { return layer_kv + layer_weights + layer_work; }
+    // Above the weights, at the most.
+    std::size_t peak() const { return hidden + layer_scratch() + kv_kept; }
+};
+
+// chunk: tokens that go through a layer together.
+MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, const Budget& budget,
+                       const DefensiveSettings& settings, std::uint32_t chunk, int threads);
+
+// Throws Error that names the plan's largest part and a remedy if the system hasn't as much to give.
+void check_fits(const MemoryPlan& plan, std::size_t available);
+
+}  // namespace holdfast

@@ -1,0 +1,46 @@
+#include "engine/session.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace holdfast {
+
+namespace {
+constexpr std::size_t block_tokens = 64;  // read together: bounds the memory that a long question takes
+}
+
+std::span<const float> Session::read(std::span<const int> tokens) {
+    if (cache_.next_position() + tokens.size() > context_length_)
+        throw Error("the question ends beyond the " + std::to_string(context_length_) +
+                        " tokens that the model reads; shorten the document or the question",
+                    Error::Kind::usage);
+    std::span<const float> logits;
+    for (std::size_t i = 0; i < tokens.size(); i += block_tokens)
+        logits = decoder_.run(tokens.subspan(i, std::min(block_tokens, tokens.size() - i)), cache_);
+    return logits;
+}
+
+int Session::answer(std::span<const float> logits, int most, const std::function<bool(int token)>& on_token) {
+    int said = 0;
+    while (said < most) {
+        const int token = sample(logits);
+        ++said;
+        if (!on_token(token) || said == most || cache_.next_position() >= context_length_) break;
+        logits = decoder_.run({&token, 1}, cache_);
+    }
+    return said;
+}
+
+int Session::sample(std::span<const float> logits) {
+    const auto best = std::max_element(logits.begin(), logits.end());
+    if (sampling_.temperature <= 0) return int(best - logits.begin());
+    std::vector<double> weights(logits.size());
+    for (std::size_t i = 0; i < logits.size(); ++i)
+        weights[i] = std::exp(double(logits[i] - *best) / double(sampling_.temperature));
+    return std::discrete_distribution<int>(weights.begin(), weights.end())(random_);
+}
+
+}  // namespace holdfast

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <random>
+#include <span>
+
+#include "cache/ragged_cache.hpp"
+#include "model/decoder_graph.hpp"
+
+namespace holdfast {
+
+struct Sampling {
+    float temperature = 0;  // 0: the most likely token
+    std::uint64_t seed = 0;
+};
+
+// One line of questions and answers on a context. Contexts are shared, not copied; what a session reads
+// and says is its own.
+class Session {
+  public:
+    Session(DecoderGraph& decoder, const RaggedCache& context, std::uint32_t context_length, Sampling sampling)
+        : decoder_(decoder), cache_(context), context_length_(context_length), sampling_(sampling), random_(sampling.seed) {}
+
+    // Reads tokens and returns the logits after the last one; throws Error if they exceed the context length.
+    std::span<const float> read(std::span<const int> tokens);
+
+    // Says at most `most` tokens, each handed to on_token, until on_token returns false or the context length
+    // is reached. logits: after what was read. Returns the number of tokens said.
+    int answer(std::span<const float> logits, int most, const std::function<bool(int token)>& on_token);
+
+    const RaggedCache& cache() const { return cache_; }
+
+  private:
+    int sample(std::span<const float> logits);
+
+    DecoderGraph& decoder_;
+    RaggedCache cache_;
+    std::uint32_t context_length_;
+    Sampling sampling_;
+    std::mt19937_64 random_;
+};
+
+}  // namespace holdfast

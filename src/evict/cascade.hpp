@@ -1,0 +1,32 @@
+// Layer-wise budgets, exactly, one layer at a time: of all layers' entries the best `capacity` by score.
+//
+// An entry that is not among the best of the layers seen so far can't be among the best of all. So after
+// each layer what fell out is dropped at once, and no more than the budget and one layer ever exists.
+// Ties: higher score, then lower layer, head, position.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+namespace holdfast {
+
+class Cascade {
+  public:
+    // capacity: entries of the past, over all layers; the window's entries are always kept and not counted.
+    Cascade(std::uint32_t kv_heads, std::size_t capacity) : kv_heads_(kv_heads), capacity_(capacity) {}
+
+    // Called for every head that lost entries. kept: indices, rising, into the head's entries before the call.
+    using Retain = std::function<void(std::uint32_t layer, std::uint32_t head, std::span<const std::uint32_t> kept)>;
+
+    // scores [kv_heads, past] of the next layer.
+    void add_layer(std::span<const float> scores, const Retain& retain);
+
+  private:
+    std::uint32_t kv_heads_;
+    std::size_t capacity_;
+    std::vector<std::vector<float>> heads_;  // [layer · kv_heads + head]: the scores of what is still kept
+};
+
+}  // namespace holdfast

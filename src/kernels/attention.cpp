@@ -1,0 +1,222 @@
+#include "kernels/attention.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/attention.cpp"
+#include "hwy/foreach_target.h"
+#include "hwy/cache_control.h"
+#include "kernels/panel-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace holdfast {
+namespace HWY_NAMESPACE {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+// With few rows a page is promoted to fp32 on the fly; with several tiles of rows it pays to do it once.
+HWY_INLINE bool PromoteFirst(const AttentionTask& task) { return task.rows > kTileRows; }
+
+HWY_INLINE void PrefetchHalfPage(const fp16_t* half, int head_dim) {
+    constexpr int line = 32;  // fp16 in a cache line
+    for (int i = 0; i < page_tokens * head_dim; i += line) hwy::Prefetch(half + i);
+}
+
+// scores [rows, stride] of the slots of one page.
+HWY_INLINE void ScorePage(const AttentionTask& task, const fp16_t* page, float* scores, std::size_t stride,
+                          float* promoted) {
+    const std::size_t depth = std::size_t(task.head_dim);
+    if (PromoteFirst(task)) {
+        Promote(page_keys(page), depth * page_tokens, promoted);
+        PanelRows(task.rows, depth, task.query, depth, promoted, page_tokens, scores, stride, false);
+    } else {
+        PanelRows(task.rows, depth, task.query, depth, page_keys(page), page_tokens, scores, stride, false);
+    }
+}
+
+// output [rows, padded_head_dim] += weights [rows, attention_block] · the first `tokens` values of a page.
+HWY_INLINE void AddValues(const AttentionTask& task, const fp16_t* page, std::size_t tokens, const float* weights,
+                          float* output, float* promoted) {
+    const int padded = padded_head_dim(task.head_dim);
+    const fp16_t* values = page_values(page, task.head_dim);
+    const std::size_t row = std::size_t(task.head_dim), stride = std::size_t(padded);
+    if (!PromoteFirst(task) && padded == task.head_dim) {
+        for (int column = 0; column < padded; column += kPanel)
+            PanelRows(task.rows, tokens, weights, attention_block, values + column, row, output + column, stride, true);
+        return;
+    }
+    if (padded == task.head_dim) {
+        Promote(values, tokens * row, promoted);
+    } else {
+        for (std::size_t t = 0; t < tokens; ++t) {
+            for (std::size_t i = 0; i < row; ++i) promoted[t * stride + i] = fp16_to_fp32(values[t * row + i]);
+            std::fill(promoted + t * stride + row, promoted + (t + 1) * stride, 0.0f);
+        }
+    }
+    for (int column = 0; column < padded; column += kPanel)
+        PanelRows(task.rows, tokens, weights, attention_block, promoted + column, stride, output + column, stride, true);
+}
+
+// Scores of one row's block → weights exp(score - new maximum), 0 from `seen` on; updates the row's
+// maximum, sum and output.
+HWY_INLINE void AdvanceRow(float* scores, std::uint32_t seen, std::uint32_t columns, float& maximum, float& sum,
+                           float* output, int padded) {
+    const Floats d;
+    if (seen == 0) {
+        std::fill(scores, scores + columns, 0.0f);
+        return;
+    }
+    std::fill(scores + seen, scores + columns, kNone);
+    Vector best = hn::LoadU(d, scores);
+    for (std::uint32_t i = kLanes; i < columns; i += kLanes) best = hn::Max(best, hn::LoadU(d, scores + i));
+    const float now = std::max(maximum, hn::GetLane(hn::MaxOfLanes(d, best)));
+    const Vector shift = hn::Set(d, now);
+    LaneSum total;
+    for (std::uint32_t i = 0; i < columns; i += kLanes) {
+        const Vector weight = ExpNonPositive(hn::Sub(hn::LoadU(d, scores + i), shift));
+        hn::StoreU(weight, d, scores + i);
+        total.Add(int(i / kLanes % (16 / kLanes)), weight);
+    }
+    if (now != maximum) {
+        const float fade =
+            maximum == kNone ? 0.0f : hn::GetLane(ExpNonPositive(hn::Set(d, maximum - now)));
+        sum *= fade;
+        for (int i = 0; i < padded; i += kLanes)
+            hn::StoreU(hn::Mul(hn::LoadU(d, output + i), hn::Set(d, fade)), d, output + i);
+        maximum = now;
+    }
+    sum += total.Total();
+}
+
+void Attend(const AttentionTask& task, const AttentionPartial& result, float* workspace) {
+    const int padded = padded_head_dim(task.head_dim);
+    float* scores = workspace;
+    float* promoted = workspace + std::size_t(task.rows) * attention_block;
+    std::fill(result.output, result.output + std::size_t(task.rows) * std::size_t(padded), 0.0f);
+    std::fill(result.maximum, result.maximum + task.rows, kNone);
+    std::fill(result.sum, result.sum + task.rows, 0.0f);
+    const bool few_rows = !PromoteFirst(task);
+    const std::uint32_t last_page = task.slot_end == 0 ? 0 : (task.slot_end - 1) / page_tokens;
+
+    for (std::uint32_t begin = task.slot_begin; begin < task.slot_end; begin += attention_block) {
+        const std::uint32_t count = std::min(attention_block, task.slot_end - begin);
+        const std::uint32_t first = begin / page_tokens;
+        const std::uint32_t pages = (count + page_tokens - 1) / page_tokens;
+        for (std::uint32_t p = 0; p < pages; ++p) {
+            const fp16_t* page = task.pages[first + p];
+            if (few_rows) {  // bound by memory: keep its latency busy
+                PrefetchHalfPage(page_values(page, task.head_dim), task.head_dim);
+                if (first + p < last_page) PrefetchHalfPage(task.pages[first + p + 1], task.head_dim);
+            }
+            ScorePage(task, page, scores + p * page_tokens, attention_block, promoted);
+        }
+        for (int r = 0; r < task.rows; ++r) {
+            const std::uint32_t visible = task.visible[r];
+            const std::uint32_t seen = visible <= begin ? 0 : std::min(count, visible - begin);
+            AdvanceRow(scores + std::size_t(r) * attention_block, seen, pages * page_tokens, result.maximum[r],
+                       result.sum[r], result.output + std::size_t(r) * std::size_t(padded), padded);
+        }
+        for (std::uint32_t p = 0; p < pages; ++p)
+            AddValues(task, task.pages[first + p], std::min<std::size_t>(page_tokens, count - p * page_tokens),
+                      scores + p * page_tokens, result.output, promoted);
+    }
+}
+
+void CombinePartials(std::span<const AttentionPartial> partials, int row, int head_dim, float* output) {
+    const Floats d;
+    const std::size_t offset = std::size_t(row) * std::size_t(padded_head_dim(head_dim));
+    float maximum = kNone;
+    for (const AttentionPartial& partial : partials) maximum = std::max(maximum, partial.maximum[row]);
+    std::fill(output, output + head_dim, 0.0f);
+    float sum = 0;
+    for (const AttentionPartial& partial : partials) {
+        if (partial.maximum[row] == kNone) continue;
+        const float fade = hn::GetLane(ExpNonPositive(hn::Set(d, partial.maximum[row] - maximum)));
+        sum += fade * partial.sum[row];
+        for (int i = 0; i < head_dim; ++i) output[i] += fade * partial.output[offset + std::size_t(i)];
+    }
+    for (int i = 0; i < head_dim; ++i) output[i] /= sum;
+}
+
+void ScoreSlots(const AttentionTask& task, float* scores, std::size_t stride, float* workspace) {
+    for (std::uint32_t slot = task.slot_begin; slot < task.slot_end; slot += page_tokens)
+        ScorePage(task, task.pages[slot / page_tokens], scores + slot, stride, workspace);
+}
+
+void SoftmaxRow(float* scores, std::uint32_t visible, std::uint32_t count) {
+    const Floats d;
+    float maximum = kNone;
+    for (std::uint32_t i = 0; i < visible; ++i) maximum = std::max(maximum, scores[i]);
+    LaneSum total;
+    const std::uint32_t whole = visible / 16 * 16;
+    for (std::uint32_t i = 0; i < whole; i += kLanes) {
+        const Vector weight = ExpNonPositive(hn::Sub(hn::LoadU(d, scores + i), hn::Set(d, maximum)));
+        hn::StoreU(weight, d, scores + i);
+        total.Add(int(i / kLanes % (16 / kLanes)), weight);
+    }
+    float sum = total.Total();
+    for (std::uint32_t i = whole; i < visible; ++i) {
+        scores[i] = hn::GetLane(ExpNonPositive(hn::Set(d, scores[i] - maximum)));
+        sum += scores[i];
+    }
+    const float inverse = 1.0f / sum;
+    for (std::uint32_t i = 0; i < visible; ++i) scores[i] *= inverse;
+    std::fill(scores + visible, scores + count, 0.0f);
+}
+
+void StoreToken(fp16_t* page, int slot, int head_dim, const float* key, const float* value) {
+    fp16_t* keys = page_keys(page) + slot;
+    fp16_t* values = page_values(page, head_dim) + slot * head_dim;
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+    for (int i = 0; i < head_dim; ++i) keys[i * page_tokens] = fp32_to_fp16(key[i]);
+    for (int i = 0; i < head_dim; ++i) values[i] = fp32_to_fp16(value[i]);
+#else
+    const Floats d;
+    const hn::Rebind<hwy::float16_t, Floats> half;
+    alignas(64) fp16_t column[kLanes];
+    int i = 0;
+    for (; i + kLanes <= head_dim; i += kLanes) {
+        hn::StoreU(hn::DemoteTo(half, hn::LoadU(d, key + i)), half, reinterpret_cast<hwy::float16_t*>(column));
+        for (int j = 0; j < kLanes; ++j) keys[(i + j) * page_tokens] = column[j];
+        hn::StoreU(hn::DemoteTo(half, hn::LoadU(d, value + i)), half, reinterpret_cast<hwy::float16_t*>(values + i));
+    }
+    for (; i < head_dim; ++i) {
+        keys[i * page_tokens] = fp32_to_fp16(key[i]);
+        values[i] = fp32_to_fp16(value[i]);
+    }
+#endif
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace holdfast
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace holdfast {
+
+HWY_EXPORT(Attend);
+HWY_EXPORT(CombinePartials);
+HWY_EXPORT(ScoreSlots);
+HWY_EXPORT(SoftmaxRow);
+HWY_EXPORT(StoreToken);
+
+void attend(const AttentionTask& task, const AttentionPartial& result, float* workspace) {
+    HWY_DYNAMIC_DISPATCH(Attend)(task, result, workspace);
+}
+void combine_partials(std::span<const AttentionPartial> partials, int row, int head_dim, float* output) {
+    HWY_DYNAMIC_DISPATCH(CombinePartials)(partials, row, head_dim, output);
+}
+void score_slots(const AttentionTask& task, float* scores, std::size_t stride, float* workspace) {
+    HWY_DYNAMIC_DISPATCH(ScoreSlots)(task, scores, stride, workspace);
+}
+void softmax_row(float* scores, std::uint32_t visible, std::uint32_t count) {
+    HWY_DYNAMIC_DISPATCH(SoftmaxRow)(scores, visible, count);
+}
+void store_token(fp16_t* page, int slot, int head_dim, const float* key, const float* value) {
+    HWY_DYNAMIC_DISPATCH(StoreToken)(page, slot, head_dim, key, value);
+}
+
+}  // namespace holdfast
+#endif

@@ -1,0 +1,17 @@
+// The norm of what a token's value adds to the layer's output: CriticalKV's projected value norm.
+#pragma once
+
+#include "kernels/matmul.hpp"
+#include "kernels/page.hpp"
+
+namespace holdfast {
+
+// norms[t] = mean over the KV head's `group` query heads h of ‖v_t W_h‖₁ for the first `tokens` values of a
+// page, W_h the slice of the output projection that belongs to query head h (docs/methods/critical.md).
+//   output: the packed output projection [hidden, query heads · head_dim]
+//   first_head: the KV head's first query head
+//   workspace: [32, head_dim] floats
+void projected_value_norms(const fp16_t* page, int tokens, int head_dim, const PackedMatrix& output, int first_head,
+                           int group, float* norms, float* workspace);
+
+}  // namespace holdfast

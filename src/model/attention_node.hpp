@@ -1,0 +1,53 @@
+// Attention over a ragged cache as nodes of a ggml graph.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "base/memory.hpp"
+#include "cache/ragged_cache.hpp"
+#include "ggml.h"
+#include "kernels/attention.hpp"
+
+namespace holdfast {
+
+// The queries of the last `window` tokens of a context, after rotation: what eviction observes.
+struct WindowQueries {
+    std::uint32_t first_position = 0;
+    std::uint32_t window = 0;
+    std::vector<float> queries;  // [heads, window, head_dim]
+};
+
+// One layer's attention in one run of a graph. The layer's cache must already have room for the tokens
+// (RaggedCache::append): they are its last entries.
+struct AttentionCall {
+    RaggedCache* cache = nullptr;
+    int layer = 0;
+    int heads = 0;
+    float scale = 1;
+    std::uint32_t first_position = 0;   // of the run's tokens
+    bool split = false;                 // cut long lists of slots, so that few tokens employ many threads
+    WindowQueries* observed = nullptr;  // filled if given
+
+    std::atomic<int> next_task{0};
+    struct AttentionScratch* scratch = nullptr;
+};
+
+// Memory that the layers of a graph use one after another.
+struct AttentionScratch {
+    Buffer threads;   // per thread: gathered queries, partial results of one task, workspace
+    Buffer partials;  // of split tasks
+
+    // For a run of `tokens` tokens that the call's cache has room for already.
+    void prepare(const AttentionCall& call, int tokens, int thread_count);
+    // What prepare() would take without splitting.
+    static std::size_t bytes_for(int heads, int kv_heads, int head_dim, int tokens, int thread_count);
+};
+
+// query [head_dim, heads, tokens], key [head_dim, kv_heads, tokens], both rotated; value [head_dim · kv_heads,
+// tokens] → output [head_dim · heads, tokens]. Writes keys and values into the cache first.
+ggml_tensor* attention_nodes(ggml_context* context, AttentionCall* call, ggml_tensor* query, ggml_tensor* key,
+                             ggml_tensor* value);
+
+}  // namespace holdfast

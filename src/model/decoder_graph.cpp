@@ -1,0 +1,265 @@
+#include "model/decoder_graph.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.hpp"
+
+namespace holdfast {
+
+namespace {
+
+// x · Wᵀ + b with expanded weights, as a node.
+struct ExpandedProduct {
+    const PackedMatrix* weights = nullptr;
+    const float* bias = nullptr;
+};
+
+void expanded_product(ggml_tensor* result, int thread, int threads, void* userdata) {
+    const auto& product = *static_cast<const ExpandedProduct*>(userdata);
+    const ggml_tensor* input = result->src[0];
+    constexpr int rows_of_task = 96, panels_of_task = 4;
+    const int rows = int(input->ne[1]), panels = product.weights->panel_count();
+    const int row_tasks = (rows + rows_of_task - 1) / rows_of_task;
+    const int panel_tasks = (panels + panels_of_task - 1) / panels_of_task;
+    const std::size_t in = std::size_t(input->ne[0]), out = std::size_t(result->ne[0]);
+    for (int task = thread; task < row_tasks * panel_tasks; task += threads) {
+        const int row = task / panel_tasks * rows_of_task, panel = task % panel_tasks * panels_of_task;
+        matmul(std::min(rows_of_task, rows - row), static_cast<const float*>(input->data) + std::size_t(row) * in, in,
+               *product.weights, panel, std::min(panel + panels_of_task, panels), product.bias,
+               static_cast<float*>(result->data) + std::size_t(row) * out, out);
+    }
+}
+
+// Builds the nodes of layers; what its nodes refer to lives as long as the graph.
+class Builder {
+  public:
+    Builder(ggml_context* context, const Model& model) : context_(context), model_(model) {}
+
+    ggml_tensor* norm(ggml_tensor* x, ggml_tensor* weight) const {
+        return ggml_mul(context_, ggml_rms_norm(context_, x, model_.parameters().rms_epsilon), weight);
+    }
+
+    ggml_tensor* linear(const Linear& linear, ggml_tensor* x) const {
+        ggml_tensor* product = ggml_mul_mat(context_, linear.weight, x);
+        return linear.bias == nullptr ? product
+                                      : ggml_add(context_, product, const_cast<ggml_tensor*>(linear.bias));
+    }
+
+    // products: room for seven, or null for the weights as they are.
+    ggml_tensor* layer(int index, ggml_tensor* hidden, ggml_tensor* positions, AttentionCall* call,
+                       const ExpandedLayer* expanded, ExpandedProduct* products) const {
+        const HyperParameters& p = model_.parameters();
+        const LayerWeights& w = model_.layers[std::size_t(index)];
+        const std::int64_t tokens = hidden->ne[1];
+        const auto multiply = [&](const Linear& weights, const PackedMatrix* packed, ggml_tensor* x) {
+            if (expanded == nullptr) return linear(weights, x);
+            *products = {packed, weights.bias_data()};
+            return ggml_custom_4d(context_, GGML_TYPE_F32, packed->outputs, tokens, 1, 1, &x, 1, expanded_product,
+                                  GGML_N_TASKS_MAX, products++);
+        };
+        const auto packed = [&](PackedMatrix ExpandedLayer::* member) {
+            return expanded == nullptr ? nullptr : &(expanded->*member);
+        };
+        const auto rotate = [&](ggml_tensor* x, int heads) {
+            const Rope& r = p.rope;
+            return ggml_rope_ext(context_, ggml_reshape_3d(context_, x, p.head_dim, heads, tokens), positions,
+                                 model_.rope_factors, p.head_dim, p.architecture.rope_mode, int(r.original_context),
+                                 r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow);
+        };
+
+        ggml_tensor* x = norm(hidden, w.attention_norm);
+        ggml_tensor* query = rotate(multiply(w.query, packed(&ExpandedLayer::query), x), p.heads);
+        ggml_tensor* key = rotate(multiply(w.key, packed(&ExpandedLayer::key), x), p.kv_heads);
+        ggml_tensor* value = multiply(w.value, packed(&ExpandedLayer::value), x);
+        x = attention_nodes(context_, call, query, key, value);
+        hidden = ggml_add_inplace(context_, hidden, multiply(w.output, packed(&ExpandedLayer::output), x));
+
+        x = norm(hidden, w.feed_forward_norm);
+        ggml_tensor* gate = multiply(w.gate, packed(&ExpandedLayer::gate), x);
+        ggml_tensor* up = multiply(w.up, packed(&ExpandedLayer::up), x);
+        x = multiply(w.down, packed(&ExpandedLayer::down), ggml_swiglu_split(context_, gate, up));
+        return ggml_add_inplace(context_, hidden, x);
+    }
+
+    ggml_tensor* logits(ggml_tensor* hidden) const { return linear(model_.output, norm(hidden, model_.output_norm)); }
+
+  private:
+    ggml_context* context_;
+    const Model& model_;
+};
+
+constexpr int products_of_layer = 7;
+constexpr int nodes_of_layer = 40;  // an upper bound
+
+ggml_context_ptr graph_context(int nodes) {
+    const std::size_t bytes = ggml_tensor_overhead() * std::size_t(nodes + 16) +
+                              ggml_graph_overhead_custom(std::size_t(nodes), false);
+    return ggml_context_ptr(ggml_init({bytes, nullptr, true}));
+}
+
+// A tensor whose data is ours.
+ggml_tensor* external(ggml_context* context, ggml_type type, std::int64_t ne0, std::int64_t ne1, void* data) {
+    ggml_tensor* tensor = ggml_new_tensor_2d(context, type, ne0, ne1);
+    tensor->data = data;
+    return tensor;
+}
+
+ggml_gallocr_ptr graph_allocator() { return ggml_gallocr_ptr(ggml_gallocr_new(ggml_backend_cpu_buffer_type())); }
+
+void allocate(const ggml_gallocr_ptr& allocator, ggml_cgraph* graph) {
+    if (!ggml_gallocr_alloc_graph(allocator.get(), graph))
+        throw Error("not enough memory to compute; a smaller context needs less");
+}
+
+// The graph of one layer over `tokens` tokens with expanded weights.
+struct OneLayer {
+    ggml_context_ptr context = graph_context(nodes_of_layer);
+    ggml_cgraph* graph = nullptr;
+    ExpandedProduct products[products_of_layer];
+
+    OneLayer(const Model& model, const ExpandedLayer& weights, int layer, AttentionCall* call, float* hidden,
+             std::int32_t* positions, int tokens) {
+        ggml_tensor* h = external(context.get(), GGML_TYPE_F32, model.parameters().hidden, tokens, hidden);
+        ggml_tensor* p = external(context.get(), GGML_TYPE_I32, tokens, 1, positions);
+        ggml_tensor* result = Builder(context.get(), model).layer(layer, h, p, call, &weights, products);
+        graph = ggml_new_graph_custom(context.get(), nodes_of_layer, false);
+        ggml_build_forward_expand(graph, result);
+    }
+};
+
+}  // namespace
+
+struct LayerGraph::State {
+    const Model& model;
+    Compute& compute;
+    ggml_gallocr_ptr allocator = graph_allocator();
+    AttentionScratch scratch = {};
+    std::vector<std::int32_t> positions = {};
+};
+
+LayerGraph::LayerGraph(const Model& model, Compute& compute) : state_(new State{model, compute}) {}
+LayerGraph::~LayerGraph() = default;
+
+void LayerGraph::run(const ExpandedLayer& weights, int layer, float* hidden, int tokens, std::uint32_t first_position,
+                     RaggedCache& cache, WindowQueries* observed) {
+    State& state = *state_;
+    const HyperParameters& p = state.model.parameters();
+    state.positions.resize(std::size_t(tokens));
+    std::iota(state.positions.begin(), state.positions.end(), std::int32_t(first_position));
+    cache.append(layer, first_position, std::uint32_t(tokens));
+
+    AttentionCall call;
+    call.cache = &cache;
+    call.layer = layer;
+    call.heads = p.heads;
+    call.scale = p.attention_scale();
+    call.first_position = first_position;
+    call.observed = observed;
+    call.scratch = &state.scratch;
+    state.scratch.prepare(call, tokens, state.compute.threads());
+
+    const OneLayer one(state.model, weights, layer, &call, hidden, state.positions.data(), tokens);
+    allocate(state.allocator, one.graph);
+    state.compute.run(one.graph);
+}
+
+std::size_t LayerGraph::bytes_for(const Model& model, int tokens, int threads) {
+    const HyperParameters& p = model.parameters();
+    AttentionCall call;
+    call.heads = p.heads;
+    // The graph is measured, not run: its data need not exist.
+    ExpandedLayer shapes;
+    shapes.set_shapes(model.layers.front());
+    float hidden = 0;
+    std::int32_t position = 0;
+    const OneLayer one(model, shapes, 0, &call, &hidden, &position, tokens);
+    const ggml_gallocr_ptr allocator = graph_allocator();
+    std::size_t bytes = 0;
+    ggml_gallocr_reserve_n_size(allocator.get(), one.graph, nullptr, nullptr, &bytes);
+    return bytes + AttentionScratch::bytes_for(p.heads, p.kv_heads, p.head_dim, tokens, threads);
+}
+
+struct DecoderGraph::State {
+    const Model& model;
+    Compute& compute;
+    ggml_gallocr_ptr allocator = graph_allocator();
+    AttentionScratch scratch = {};
+
+    // The graph of the last run: reused while the number of tokens stays the same.
+    ggml_context_ptr context = {};
+    ggml_cgraph* graph = nullptr;
+    std::int64_t tokens = 0;
+    ggml_tensor* ids = nullptr;
+    ggml_tensor* positions = nullptr;
+    ggml_tensor* result = nullptr;
+    std::unique_ptr<AttentionCall[]> calls = {};  // by layer
+
+    void build(std::int64_t count) {
+        const HyperParameters& p = model.parameters();
+        const int nodes = nodes_of_layer * (p.layers + 1);
+        tokens = 0;  // nothing to reuse if this throws
+        context = graph_context(nodes);
+        ids = ggml_new_tensor_1d(context.get(), GGML_TYPE_I32, count);
+        positions = ggml_new_tensor_1d(context.get(), GGML_TYPE_I32, count);
+        ggml_set_input(ids);
+        ggml_set_input(positions);
+        const Builder builder(context.get(), model);
+        ggml_tensor* hidden = ggml_get_rows(context.get(), model.embedding, ids);
+        for (int l = 0; l < p.layers; ++l) {
+            AttentionCall& call = calls[std::size_t(l)];
+            call.layer = l;
+            call.heads = p.heads;
+            call.scale = p.attention_scale();
+            call.split = true;
+            call.scratch = &scratch;
+            hidden = builder.layer(l, hidden, positions, &call, nullptr, nullptr);
+        }
+        hidden = ggml_view_2d(context.get(), hidden, p.hidden, 1, hidden->nb[1], std::size_t(count - 1) * hidden->nb[1]);
+        result = builder.logits(hidden);
+        ggml_set_output(result);
+        graph = ggml_new_graph_custom(context.get(), std::size_t(nodes), false);
+        ggml_build_forward_expand(graph, result);
+        allocate(allocator, graph);
+        tokens = count;
+    }
+};
+
+DecoderGraph::DecoderGraph(const Model& model, Compute& compute) : state_(new State{model, compute}) {
+    state_->calls = std::make_unique<AttentionCall[]>(std::size_t(model.parameters().layers));
+}
+DecoderGraph::~DecoderGraph() = default;
+
+std::span<const float> DecoderGraph::run(std::span<const int> tokens, RaggedCache& cache) {
+    State& state = *state_;
+    const std::uint32_t first = cache.next_position();
+    if (state.tokens != std::int64_t(tokens.size())) state.build(std::int64_t(tokens.size()));
+    for (int l = 0; l < cache.layers(); ++l) {
+        AttentionCall& call = state.calls[std::size_t(l)];
+        call.cache = &cache;
+        call.first_position = first;
+        cache.append(l, first, std::uint32_t(tokens.size()));
+        state.scratch.prepare(call, int(tokens.size()), state.compute.threads());
+    }
+    cache.set_next_position(first + std::uint32_t(tokens.size()));
+    std::copy(tokens.begin(), tokens.end(), static_cast<std::int32_t*>(state.ids->data));
+    auto* positions = static_cast<std::int32_t*>(state.positions->data);
+    std::iota(positions, positions + tokens.size(), std::int32_t(first));
+    state.compute.run(state.graph);
+    return {static_cast<const float*>(state.result->data), std::size_t(state.result->ne[0])};
+}
+
+std::vector<float> final_logits(const Model& model, Compute& compute, float* hidden) {
+    const ggml_context_ptr context = graph_context(nodes_of_layer);
+    ggml_tensor* input = external(context.get(), GGML_TYPE_F32, model.parameters().hidden, 1, hidden);
+    ggml_tensor* result = Builder(context.get(), model).logits(input);
+    ggml_cgraph* graph = ggml_new_graph_custom(context.get(), nodes_of_layer, false);
+    ggml_build_forward_expand(graph, result);
+    const ggml_gallocr_ptr allocator = graph_allocator();
+    allocate(allocator, graph);
+    compute.run(graph);
+    const auto* data = static_cast<const float*>(result->data);
+    return {data, data + result->ne[0]};
+}
+
+}  // namespace holdfast

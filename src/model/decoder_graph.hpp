@@ -1,0 +1,52 @@
+// The decoder as a ggml graph: one builder for all architectures, driven by hyper-parameters.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cache/ragged_cache.hpp"
+#include "model/attention_node.hpp"
+#include "model/model.hpp"
+
+namespace holdfast {
+
+// Runs one layer over some tokens, with expanded weights: prefill, layer by layer.
+class LayerGraph {
+  public:
+    LayerGraph(const Model& model, Compute& compute);
+    ~LayerGraph();
+
+    // hidden [tokens, hidden], updated in place: `tokens` tokens from first_position on, whose entries the
+    // cache's layer gets at its end. observed: filled with the queries that fall in it, or null.
+    void run(const ExpandedLayer& weights, int layer, float* hidden, int tokens, std::uint32_t first_position,
+             RaggedCache& cache, WindowQueries* observed);
+
+    // Memory that a run over `tokens` tokens takes.
+    static std::size_t bytes_for(const Model& model, int tokens, int threads);
+
+  private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+// Runs all layers over some tokens, with the weights as they are in the file: questions and answers.
+class DecoderGraph {
+  public:
+    DecoderGraph(const Model& model, Compute& compute);
+    ~DecoderGraph();
+
+    // Appends the tokens to the cache, at its next positions, and returns the logits after the last one
+    // [vocabulary]; valid until the next run.
+    std::span<const float> run(std::span<const int> tokens, RaggedCache& cache);
+
+  private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+// The logits [vocabulary] of one token's hidden state after the last layer [hidden].
+std::vector<float> final_logits(const Model& model, Compute& compute, float* hidden);
+
+}  // namespace holdfast

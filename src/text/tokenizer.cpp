@@ -1,0 +1,127 @@
+#include "text/tokenizer.hpp"
+
+#include <array>
+#include <exception>
+
+#include "base/error.hpp"
+#include "chat.h"
+#include "llama.h"
+#include "text/utf8.hpp"
+
+namespace holdfast {
+
+void silence_libraries() {
+    llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);  // ggml's too
+}
+
+struct Tokenizer::State {
+    llama_model* model = nullptr;
+    const llama_vocab* vocab = nullptr;
+    common_chat_templates_ptr templates;  // null: the file has none
+    std::array<int, 256> byte_tokens;     // -1 where the vocabulary has none
+
+    ~State() { llama_model_free(model); }
+
+    std::vector<int> tokenize(std::string_view text, bool control_tokens) const {
+        std::vector<int> tokens(text.size() + 2);
+        const int count = llama_tokenize(vocab, text.data(), int(text.size()), tokens.data(), int(tokens.size()), false,
+                                         control_tokens);
+        if (count < 0) throw Error("the text is too long for the tokenizer");
+        tokens.resize(std::size_t(count));
+        return tokens;
+    }
+
+    // The user's turn around a text: what the template puts before and behind it.
+    std::pair<std::string, std::string> turn() const {
+        if (!templates) return {"", "\n"};
+        // Letters alone, so that no template trims or escapes them.
+        const std::string mark = "HOLDFASTuserHOLDFASTturnHOLDFAST";
+        common_chat_msg message;
+        message.role = "user";
+        message.content = mark;
+        common_chat_templates_inputs inputs;
+        inputs.messages = {message};
+        inputs.add_generation_prompt = true;
+        std::string prompt;
+        try {
+            prompt = common_chat_templates_apply(templates.get(), inputs).prompt;
+        } catch (const std::exception& error) {
+            throw Error(std::string("the model's chat template failed: ") + error.what());
+        }
+        const std::size_t at = prompt.find(mark);
+        if (at == std::string::npos || prompt.find(mark, at + 1) != std::string::npos)
+            throw Error("the model's chat template doesn't repeat the user's text exactly once");
+        return {prompt.substr(0, at), prompt.substr(at + mark.size())};
+    }
+};
+
+Tokenizer::Tokenizer(const std::string& model_path) : state_(new State) {
+    llama_model_params parameters = llama_model_default_params();
+    parameters.vocab_only = true;
+    state_->model = llama_model_load_from_file(model_path.c_str(), parameters);
+    if (state_->model == nullptr) throw Error("'" + model_path + "': its vocabulary can't be read");
+    state_->vocab = llama_model_get_vocab(state_->model);
+    if (llama_model_chat_template(state_->model, nullptr) != nullptr) {
+        try {
+            state_->templates = common_chat_templates_init(state_->model, "");
+        } catch (const std::exception& error) {
+            throw Error("'" + model_path + "': its chat template can't be parsed: " + error.what());
+        }
+    }
+    state_->byte_tokens.fill(-1);
+    for (int token = 0; token < llama_vocab_n_tokens(state_->vocab); ++token) {
+        const std::string bytes = piece(token);
+        if (bytes.size() == 1) state_->byte_tokens[static_cast<unsigned char>(bytes[0])] = token;
+    }
+}
+
+Tokenizer::~Tokenizer() = default;
+
+std::vector<int> Tokenizer::tokenize(std::string_view text) const {
+    std::vector<int> tokens;
+    while (!text.empty()) {
+        std::size_t valid = 0;
+        while (const std::size_t length = utf8_sequence(text.substr(valid))) valid += length;
+        const std::vector<int> run = state_->tokenize(text.substr(0, valid), false);
+        tokens.insert(tokens.end(), run.begin(), run.end());
+        text.remove_prefix(valid);
+        if (text.empty()) break;
+        const int token = state_->byte_tokens[static_cast<unsigned char>(text[0])];
+        if (token >= 0) tokens.push_back(token);
+        text.remove_prefix(1);
+    }
+    return tokens;
+}
+
+std::string Tokenizer::piece(int token) const {
+    std::string bytes(32, '\0');
+    int length = llama_token_to_piece(state_->vocab, token, bytes.data(), int(bytes.size()), 0, false);
+    if (length < 0) {
+        bytes.resize(std::size_t(-length));
+        length = llama_token_to_piece(state_->vocab, token, bytes.data(), int(bytes.size()), 0, false);
+    }
+    bytes.resize(std::size_t(length));
+    return bytes;
+}
+
+bool Tokenizer::ends_answer(int token) const { return llama_vocab_is_eog(state_->vocab, token); }
+
+bool Tokenizer::has_chat_template() const { return bool(state_->templates); }
+
+std::vector<int> Tokenizer::opening(std::string_view document) const {
+    std::vector<int> tokens = state_->tokenize(state_->turn().first, true);
+    const int bos = llama_vocab_bos(state_->vocab);
+    if (llama_vocab_get_add_bos(state_->vocab) && bos >= 0 && (tokens.empty() || tokens.front() != bos))
+        tokens.insert(tokens.begin(), bos);
+    const std::vector<int> text = tokenize(document);
+    tokens.insert(tokens.end(), text.begin(), text.end());
+    return tokens;
+}
+
+Prompt Tokenizer::prompt(std::string_view document, std::string_view question) const {
+    std::string text(document);
+    while (!text.ends_with("\n\n")) text += '\n';
+    return {opening(text), tokenize(question), state_->tokenize(state_->turn().second, true)};
+}
+
+}  // namespace holdfast

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace holdfast {
+
+// Keeps what llama.cpp and ggml log to themselves; their errors reach the user as ours.
+void silence_libraries();
+
+// A user's turn about a document, in the form that the model was trained on.
+struct Prompt {
+    std::vector<int> context;   // the opening and the document, up to where the question starts
+    std::vector<int> question;  // the question alone
+    std::vector<int> ending;    // from there to where the answer starts
+};
+
+// The vocabulary and the chat template of a GGUF file.
+class Tokenizer {
+  public:
+    explicit Tokenizer(const std::string& model_path);
+    ~Tokenizer();
+
+    // Plain text: what looks like a control token is read as the characters it consists of. Bytes that
+    // aren't valid UTF-8 become the vocabulary's byte tokens.
+    std::vector<int> tokenize(std::string_view text) const;
+
+    // The bytes of a token, which may be part of a character; nothing for control tokens.
+    std::string piece(int token) const;
+    bool ends_answer(int token) const;
+
+    bool has_chat_template() const;
+
+    // A document and a question about it as one user's turn; without a chat template as plain text.
+    // Neither can open a turn. The document ends with an empty line before the question.
+    Prompt prompt(std::string_view document, std::string_view question) const;
+
+    // The turn's opening and the document alone, as prompt() begins but without the empty line.
+    std::vector<int> opening(std::string_view document) const;
+
+  private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+}  // namespace holdfast
