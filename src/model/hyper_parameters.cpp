@@ -96,8 +96,8 @@ HyperParameters read_hyper_parameters(const GgufFile& file) {
     p.feed_forward = count("feed_forward_length");
     p.context_length = std::uint32_t(count("context_length"));
     p.rms_epsilon = float(file.required_number(prefix + "attention.layer_norm_rms_epsilon"));
-    p.vocabulary = int(file.array_length("tokenizer.ggml.tokens").value_or(0));
-    if (p.vocabulary == 0) throw Error("'" + file.path() + "' carries no vocabulary (tokenizer.ggml.tokens)");
+    const std::optional<std::size_t> tokens = file.array_length("tokenizer.ggml.tokens");
+    p.vocabulary = tokens ? int(*tokens) : count("vocab_size");
 
     const auto refuse = [&](const std::string& what) { throw Error("'" + file.path() + "': " + what); };
     if (p.heads % p.kv_heads != 0)

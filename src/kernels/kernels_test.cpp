@@ -1,0 +1,256 @@
+// Every kernel on every instruction set that this processor has, against a plain double-precision version,
+// and against each other bit by bit.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "kernels/attention.hpp"
+#include "kernels/matmul.hpp"
+#include "kernels/simd.hpp"
+#include "kernels/vnorm.hpp"
+
+namespace holdfast {
+namespace {
+
+std::mt19937 random_engine(7);
+
+std::vector<float> random_floats(std::size_t count, float deviation = 1) {
+    std::normal_distribution<float> normal(0, deviation);
+    std::vector<float> values(count);
+    for (float& value : values) value = normal(random_engine);
+    return values;
+}
+
+// Keys and values of one head, in pages and as they were rounded.
+struct Pages {
+    int head_dim;
+    std::vector<float> keys, values;  // [tokens, head_dim], fp16-exact
+    std::vector<std::vector<fp16_t>> memory;
+    std::vector<const fp16_t*> list;
+
+    Pages(std::uint32_t tokens, int dim) : head_dim(dim) {
+        keys = random_floats(tokens * std::size_t(dim));
+        values = random_floats(tokens * std::size_t(dim));
+        for (std::size_t i = 0; i < pages_for(tokens); ++i)
+            // What lies behind the last token must not matter, as long as it is finite.
+            memory.emplace_back(page_elements(dim), fp32_to_fp16(60000.0f));
+        for (std::uint32_t t = 0; t < tokens; ++t)
+            store_token(memory[t / page_tokens].data(), int(t % page_tokens), dim, &keys[t * std::size_t(dim)],
+                        &values[t * std::size_t(dim)]);
+        for (const auto& page : memory) list.push_back(page.data());
+        for (float& x : keys) x = fp16_to_fp32(fp32_to_fp16(x));
+        for (float& x : values) x = fp16_to_fp32(fp32_to_fp16(x));
+    }
+};
+
+// softmax(q · K[0..visible)) · V in double precision.
+std::vector<double> plain_attention(const Pages& pages, const float* query, std::uint32_t visible) {
+    std::vector<double> weights(visible);
+    double maximum = -INFINITY, sum = 0;
+    const auto dim = std::size_t(pages.head_dim);
+    for (std::uint32_t t = 0; t < visible; ++t) {
+        for (std::size_t i = 0; i < dim; ++i) weights[t] += double(query[i]) * double(pages.keys[t * dim + i]);
+        maximum = std::max(maximum, weights[t]);
+    }
+    for (double& weight : weights) sum += weight = std::exp(weight - maximum);
+    std::vector<double> output(dim);
+    for (std::uint32_t t = 0; t < visible; ++t)
+        for (std::size_t i = 0; i < dim; ++i) output[i] += weights[t] / sum * double(pages.values[t * dim + i]);
+    return output;
+}
+
+struct Shape {
+    int rows;
+    int head_dim;
+    std::uint32_t tokens;
+};
+
+// Runs attend() in ranges of `range` slots and combines them.
+std::vector<float> run_attention(const Pages& pages, const Shape& shape, const std::vector<float>& queries,
+                                 const std::vector<std::uint32_t>& visible, std::uint32_t range) {
+    const std::size_t padded = std::size_t(padded_head_dim(shape.head_dim)), rows = std::size_t(shape.rows);
+    std::vector<float> workspace(attention_workspace(shape.rows, shape.head_dim) + 16);
+    std::vector<std::vector<float>> memory;
+    std::vector<AttentionPartial> partials;
+    for (std::uint32_t begin = 0; begin < shape.tokens; begin += range) {
+        memory.emplace_back(rows * (padded + 2));
+        float* base = memory.back().data();
+        partials.push_back({base, base + rows * padded, base + rows * (padded + 1)});
+        AttentionTask task;
+        task.rows = shape.rows;
+        task.head_dim = shape.head_dim;
+        task.query = queries.data();
+        task.visible = visible.data();
+        task.pages = pages.list.data();
+        task.slot_begin = begin;
+        task.slot_end = std::min(shape.tokens, begin + range);
+        attend(task, partials.back(), workspace.data());
+    }
+    std::vector<float> output(rows * std::size_t(shape.head_dim));
+    for (int r = 0; r < shape.rows; ++r)
+        combine_partials(partials, r, shape.head_dim, output.data() + std::size_t(r * shape.head_dim));
+    return output;
+}
+
+class EveryTarget : public ::testing::Test {
+  protected:
+    void TearDown() override { use_simd_target(simd_targets().front().name); }
+};
+
+// Breaks if a tile, a tail, the mask, the online softmax or the combination of splits is wrong, or if two
+// instruction sets differ in a single bit.
+TEST_F(EveryTarget, AttentionEqualsThePlainOne) {
+    const Shape shapes[] = {{1, 64, 1},    {3, 64, 31},   {3, 64, 32},   {3, 64, 33},  {4, 128, 129}, {1, 40, 300},
+                            {8, 80, 257},  {7, 16, 640},  {12, 64, 128}, {13, 64, 500}, {48, 64, 700}, {25, 96, 131},
+                            {5, 256, 1000}};
+    for (const Shape& shape : shapes) {
+        const Pages pages(shape.tokens, shape.head_dim);
+        const std::vector<float> queries = random_floats(std::size_t(shape.rows * shape.head_dim), 0.4f);
+        std::vector<std::uint32_t> visible;
+        for (int r = 0; r < shape.rows; ++r)
+            visible.push_back(std::max<std::uint32_t>(1, shape.tokens - std::min(shape.tokens, std::uint32_t(5 * r))));
+        for (const std::uint32_t range : {attention_block, 2 * attention_block, 8 * attention_block}) {
+            std::vector<float> first;
+            for (const SimdTarget& target : simd_targets()) {
+                use_simd_target(target.name);
+                const std::vector<float> output = run_attention(pages, shape, queries, visible, range);
+                if (first.empty()) first = output;
+                ASSERT_EQ(output, first) << target.name;
+            }
+            for (int r = 0; r < shape.rows; ++r) {
+                const std::vector<double> plain =
+                    plain_attention(pages, queries.data() + r * shape.head_dim, visible[std::size_t(r)]);
+                for (int i = 0; i < shape.head_dim; ++i)
+                    ASSERT_NEAR(first[std::size_t(r * shape.head_dim + i)], plain[std::size_t(i)], 2e-5)
+                        << shape.rows << " rows, head " << shape.head_dim << ", " << shape.tokens << " tokens, row " << r;
+            }
+        }
+    }
+}
+
+// Breaks if a row's result depends on which rows it was computed with: then what is kept would depend on
+// the chunk size.
+TEST_F(EveryTarget, ARowDoesNotDependOnItsNeighbours) {
+    const Shape all{26, 64, 400};
+    const Pages pages(all.tokens, all.head_dim);
+    const std::vector<float> queries = random_floats(std::size_t(all.rows * all.head_dim));
+    std::vector<std::uint32_t> visible;
+    for (int r = 0; r < all.rows; ++r) visible.push_back(std::uint32_t(120 + 10 * r));
+    for (const SimdTarget& target : simd_targets()) {
+        use_simd_target(target.name);
+        const std::vector<float> together = run_attention(pages, all, queries, visible, 1024);
+        for (int r = 0; r < all.rows; ++r) {
+            const std::vector<float> query(queries.begin() + r * 64, queries.begin() + (r + 1) * 64);
+            const std::uint32_t seen = visible[std::size_t(r)];
+            const std::vector<float> alone = run_attention(pages, {1, 64, seen}, query, {seen}, 1024);
+            ASSERT_TRUE(std::equal(alone.begin(), alone.end(), together.begin() + r * 64)) << target.name << " row " << r;
+        }
+    }
+}
+
+// Breaks if extreme scores overflow or vanish: softmax must stay finite and sum to one.
+TEST_F(EveryTarget, SoftmaxOfExtremeScores) {
+    for (const SimdTarget& target : simd_targets()) {
+        use_simd_target(target.name);
+        for (const std::uint32_t visible : {1u, 15u, 16u, 17u, 100u}) {
+            std::vector<float> scores = random_floats(128, 2000);
+            scores[0] = -1e30f;
+            double maximum = -INFINITY, sum = 0;
+            for (std::uint32_t i = 0; i < visible; ++i) maximum = std::max(maximum, double(scores[i]));
+            std::vector<double> plain(128);
+            for (std::uint32_t i = 0; i < visible; ++i) sum += plain[i] = std::exp(double(scores[i]) - maximum);
+            softmax_row(scores.data(), visible, 128);
+            for (std::uint32_t i = 0; i < 128; ++i) ASSERT_NEAR(scores[i], plain[i] / sum, 1e-6) << target.name;
+        }
+    }
+}
+
+// Breaks if a panel, a cut of the depth or the bias is wrong, or instruction sets differ.
+TEST_F(EveryTarget, MatmulEqualsThePlainOne) {
+    struct Case {
+        int rows, inputs, outputs;
+    };
+    for (const auto& [rows, inputs, outputs] : {Case{1, 3, 1}, Case{7, 64, 33}, Case{13, 515, 64}, Case{100, 1100, 31},
+                                                Case{193, 96, 100}}) {
+        const std::vector<float> a = random_floats(std::size_t(rows * inputs)), w = random_floats(std::size_t(outputs * inputs)),
+                                 bias = random_floats(std::size_t(outputs));
+        std::vector<float> panels(PackedMatrix::elements(outputs, inputs)), scratch(std::size_t(32 * inputs));
+        const PackedMatrix packed{panels.data(), outputs, inputs};
+        for (int i = 0; i < packed.panel_count(); ++i)
+            pack_panel(
+                panels.data(), i, outputs, inputs,
+                [&, n = inputs](int row, float* to) { std::copy_n(w.data() + row * n, n, to); }, scratch.data());
+        std::vector<float> first;
+        for (const SimdTarget& target : simd_targets()) {
+            use_simd_target(target.name);
+            std::vector<float> c(std::size_t(rows * outputs), NAN);
+            const int middle = packed.panel_count() / 2;
+            matmul(rows, a.data(), std::size_t(inputs), packed, 0, middle, bias.data(), c.data(), std::size_t(outputs));
+            matmul(rows, a.data(), std::size_t(inputs), packed, middle, packed.panel_count(), bias.data(), c.data(),
+                   std::size_t(outputs));
+            if (first.empty()) first = c;
+            ASSERT_EQ(c, first) << target.name;
+        }
+        for (int r = 0; r < rows; ++r)
+            for (int o = 0; o < outputs; ++o) {
+                double sum = bias[std::size_t(o)];
+                for (int k = 0; k < inputs; ++k)
+                    sum += double(a[std::size_t(r * inputs + k)]) * double(w[std::size_t(o * inputs + k)]);
+                ASSERT_NEAR(first[std::size_t(r * outputs + o)], sum, 2e-6 * inputs);
+            }
+    }
+}
+
+// Breaks if a query head's slice of the output projection or the mean over the group is wrong.
+TEST_F(EveryTarget, ProjectedValueNormsEqualThePlainOnes) {
+    const int hidden = 70, heads = 6, group = 3, first_head = 3;
+    for (const int head_dim : {16, 40, 64}) {
+        for (const std::uint32_t tokens : {1u, 13u, 32u}) {
+            const Pages pages(tokens, head_dim);
+            const int inputs = heads * head_dim;
+            const std::vector<float> w = random_floats(std::size_t(hidden * inputs));
+            std::vector<float> panels(PackedMatrix::elements(hidden, inputs)), scratch(std::size_t(32 * inputs));
+            const PackedMatrix packed{panels.data(), hidden, inputs};
+            for (int i = 0; i < packed.panel_count(); ++i)
+                pack_panel(
+                    panels.data(), i, hidden, inputs,
+                    [&](int row, float* to) { std::copy_n(w.data() + row * inputs, inputs, to); }, scratch.data());
+            std::vector<float> first;
+            for (const SimdTarget& target : simd_targets()) {
+                use_simd_target(target.name);
+                std::vector<float> norms(tokens), workspace(std::size_t(32 * head_dim));
+                projected_value_norms(pages.list[0], int(tokens), head_dim, packed, first_head, group, norms.data(),
+                                      workspace.data());
+                if (first.empty()) first = norms;
+                ASSERT_EQ(norms, first) << target.name;
+            }
+            for (std::uint32_t t = 0; t < tokens; ++t) {
+                double norm = 0;
+                for (int h = first_head; h < first_head + group; ++h)
+                    for (int o = 0; o < hidden; ++o) {
+                        double sum = 0;
+                        for (int i = 0; i < head_dim; ++i)
+                            sum += double(pages.values[t * std::size_t(head_dim) + std::size_t(i)]) *
+                                   double(w[std::size_t(o * inputs + h * head_dim + i)]);
+                        norm += std::abs(sum) / group;
+                    }
+                ASSERT_NEAR(first[t], norm, 1e-5 * norm);
+            }
+        }
+    }
+}
+
+// Breaks if an unknown name is accepted, or the error doesn't list the known ones.
+TEST(Simd, RefusesAnUnknownTarget) {
+    try {
+        use_simd_target("ABACUS");
+        FAIL();
+    } catch (const std::exception& error) {
+        EXPECT_NE(std::string(error.what()).find(simd_targets().front().name), std::string::npos);
+    }
+}
+
+}  // namespace
+}  // namespace holdfast

@@ -1,0 +1,28 @@
+// libllama on the same file: the independent truth for logits.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace holdfast::testing {
+
+class LlamaReference {
+  public:
+    LlamaReference(const std::string& model_path, int context_length, int threads);
+    ~LlamaReference();
+
+    // Appends tokens and returns the logits after the last one.
+    std::vector<float> decode(std::span<const int> tokens);
+    void clear();
+
+  private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+// max |a - b| / max |b|
+float relative_difference(std::span<const float> a, std::span<const float> b);
+
+}  // namespace holdfast::testing
