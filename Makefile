@@ -1,0 +1,33 @@
+# make demo   reads a document and answers questions about it, with the full cache and in 20% of it
+# make test   builds and runs all tests, with and without sanitizers
+# Both set up what they need; a second run does only what has changed.
+BUILD ?= build
+CMAKE_FLAGS ?=
+
+.PHONY: demo test build bench lint clean
+.DELETE_ON_ERROR:
+
+demo: build
+	@scripts/demo.py $(BUILD)/src/holdfast
+
+test: setup
+	@scripts/test.sh release $(BUILD) -DHOLDFAST_SANITIZE=OFF $(CMAKE_FLAGS)
+	@scripts/test.sh sanitized $(BUILD)-sanitize -DHOLDFAST_SANITIZE=ON $(CMAKE_FLAGS)
+
+build: setup
+	@cmake -S . -B $(BUILD) -G Ninja $(CMAKE_FLAGS) >/dev/null
+	@cmake --build $(BUILD) --target holdfast
+
+.PHONY: setup
+setup:
+	@scripts/install-packages.sh
+	@scripts/fetch.sh
+
+bench: build
+	@bench/compare-llama.py $(BUILD)/src/holdfast
+
+lint: setup
+	@scripts/lint.sh $(BUILD)
+
+clean:
+	rm -rf $(BUILD) $(BUILD)-sanitize

@@ -1,0 +1,18 @@
+// The decoder once more, in double precision and without any cache: for models of F32 matrices.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "model/model.hpp"
+
+namespace holdfast::testing {
+
+// Whether a query at one position may attend to a key at an earlier one.
+using Mask = std::function<bool(int layer, int kv_head, int query_position, int key_position)>;
+
+// Logits after the last token, where `mask` restricts attention beyond causality.
+std::vector<float> plain_logits(const Model& model, std::span<const int> tokens, const Mask& mask);
+
+}  // namespace holdfast::testing
