@@ -80,16 +80,19 @@ TEST(Ragged, EqualsMaskedFullAttention) {
                 std::vector<std::uint32_t> slots;
                 kept.emplace_back(n, false);
                 for (std::uint32_t j = 0; j < n; ++j)
-                    if (int(random() % 100) < kept_percent || j == (kept.size() * 17) % n) slots.push_back(j), kept.back()[j] = true;
+                    if (int(random() % 100) < kept_percent || j == (kept.size() * 17) % n)
+                        slots.push_back(j), kept.back()[j] = true;
                 context.cache.retain(l, h, slots);
             }
         Session session(decoder, context.cache, 4096, {});
         // A few together, then one by one, so that both ways of attention are taken.
         std::span<const float> logits = session.read(std::span(tokens).subspan(n, 13));
         for (std::uint32_t i = 13; i < 20; ++i) logits = session.read({&tokens[n + i], 1});
-        const std::vector<float> plain = testing::plain_logits(model, tokens, [&](int layer, int head, int query, int key) {
-            return query < int(n) || key >= int(n) || kept[std::size_t(layer * p.kv_heads + head)][std::size_t(key)];
-        });
+        const std::vector<float> plain =
+            testing::plain_logits(model, tokens, [&](int layer, int head, int query, int key) {
+                return query < int(n) || key >= int(n) ||
+                       kept[std::size_t(layer * p.kv_heads + head)][std::size_t(key)];
+            });
         EXPECT_LE(relative_difference(logits, plain), 1e-3f) << kept_percent << "% kept";
     }
 }
@@ -103,8 +106,10 @@ TEST(Selection, DoesNotDependOnHowTheWorkIsCut) {
     const auto expected = kept_positions(read_context(model, two, tokens, settings).cache);
     for (const std::uint32_t chunk : {64u, 512u, 700u, 33u}) {
         settings.chunk = chunk;
-        EXPECT_EQ(kept_positions(read_context(model, one, tokens, settings).cache), expected) << "chunks of " << chunk;
-        EXPECT_EQ(kept_positions(read_context(model, two, tokens, settings).cache), expected) << "chunks of " << chunk;
+        EXPECT_EQ(kept_positions(read_context(model, one, tokens, settings).cache), expected)
+            << "chunks of " << chunk;
+        EXPECT_EQ(kept_positions(read_context(model, two, tokens, settings).cache), expected)
+            << "chunks of " << chunk;
     }
     settings.chunk = 512;
     for (const SimdTarget& target : simd_targets()) {
@@ -123,10 +128,12 @@ TEST(Selection, OfTheRealModelDoesNotDependOnHowTheWorkIsCut) {
     const auto expected = kept_positions(read_context(model, two, tokens, settings).cache);
     for (const std::uint32_t chunk : {64u, 600u}) {
         settings.chunk = chunk;
-        EXPECT_EQ(kept_positions(read_context(model, one, tokens, settings).cache), expected) << "chunks of " << chunk;
+        EXPECT_EQ(kept_positions(read_context(model, one, tokens, settings).cache), expected)
+            << "chunks of " << chunk;
     }
     for (const SimdTarget& target : simd_targets()) {
-        if (target.name == "SCALAR" || target.name == "EMU128") continue;  // takes minutes; the small model tries it
+        if (target.name == "SCALAR" || target.name == "EMU128")
+            continue;  // takes minutes; the small model tries it
         use_simd_target(target.name);
         EXPECT_EQ(kept_positions(read_context(model, two, tokens, settings).cache), expected) << target.name;
     }
@@ -169,7 +176,8 @@ TEST(Edges, ShortContextsAndExtremeBudgets) {
                     }
             }
             Session session(decoder, context.cache, 4096, {});
-            for (const float logit : session.read(std::vector<int>{3, 1, 4})) ASSERT_TRUE(std::isfinite(logit)) << what;
+            for (const float logit : session.read(std::vector<int>{3, 1, 4}))
+                ASSERT_TRUE(std::isfinite(logit)) << what;
         }
 }
 
@@ -180,7 +188,8 @@ TEST(Edges, BudgetsNextToEverythingAnswerAsTheFullCache) {
     Compute compute(2);
     DecoderGraph decoder(model, compute);
     std::string document;
-    for (int i = 1; i <= 20; ++i) document += "Shelf " + std::to_string(i) + " holds " + std::to_string(i * i) + " jars. ";
+    for (int i = 1; i <= 20; ++i)
+        document += "Shelf " + std::to_string(i) + " holds " + std::to_string(i * i) + " jars. ";
     const Prompt prompt = tokenizer.prompt(document, "How many jars does shelf 7 hold?");
     std::vector<int> question = prompt.question;
     question.insert(question.end(), prompt.ending.begin(), prompt.ending.end());
@@ -216,9 +225,10 @@ TEST(Memory, PeakStaysWithinThePlan) {
     const std::size_t page = page_bytes(p.head_dim), heads = std::size_t(p.layers * p.kv_heads);
     EXPECT_GE(double(report.kv_bytes), 0.99 * double(report.plan.kv_kept));
     EXPECT_LE(double(report.kv_bytes), 1.01 * double(report.plan.kv_kept) + double(heads * page));
-    printf("peak %.1f MiB, planned %.1f; kept %.1f MiB, planned %.1f, full %.1f\n", double(report.peak_bytes) / (1 << 20),
-           double(report.plan.peak()) / (1 << 20), double(report.kv_bytes) / (1 << 20),
-           double(report.plan.kv_kept) / (1 << 20), double(report.plan.kv_full) / (1 << 20));
+    printf("peak %.1f MiB, planned %.1f; kept %.1f MiB, planned %.1f, full %.1f\n",
+           double(report.peak_bytes) / (1 << 20), double(report.plan.peak()) / (1 << 20),
+           double(report.kv_bytes) / (1 << 20), double(report.plan.kv_kept) / (1 << 20),
+           double(report.plan.kv_full) / (1 << 20));
 }
 
 // Breaks if a plan that can't fit is started, or the message names no remedy.

@@ -42,12 +42,13 @@ void compare_values(const std::string& entry, std::span<const float> ours, std::
         const float difference = std::abs(ours[i] - golden[i]);
         worst = std::isnan(difference) ? INFINITY : std::max(worst, difference);
     }
-    report(worst <= 2e-5f * largest, entry, fmt::format("largest difference {:.1e} of {:.3g}", worst, largest));
+    report(worst <= 2e-5f * largest, entry,
+           fmt::format("largest difference {:.1e} of {:.3g}", worst, largest));
 }
 
 // scores: what the choice was made by; a difference between entries of equal score is none.
-void compare_kept(const std::string& entry, std::span<const std::uint8_t> ours, std::span<const std::uint8_t> golden,
-                  std::span<const float> scores) {
+void compare_kept(const std::string& entry, std::span<const std::uint8_t> ours,
+                  std::span<const std::uint8_t> golden, std::span<const float> scores) {
     if (ours.size() != golden.size()) return report(false, entry, "wrong size");
     float threshold = INFINITY;  // the lowest score that the golden choice kept
     std::size_t kept = 0, ties = 0, differences = 0;
@@ -114,12 +115,15 @@ class SyntheticLayers {
         for (int h = 0; h < kv_heads_; ++h) view.pages.push_back(cache.pages(0, h));
         view.queries = q.data();
         const int inputs = kv_heads_ * group_ * head_dim_;
-        std::vector<float> panels(PackedMatrix::elements(hidden_, inputs)), scratch(std::size_t(32) * std::size_t(inputs));
+        std::vector<float> panels(PackedMatrix::elements(hidden_, inputs)),
+            scratch(std::size_t(32) * std::size_t(inputs));
         view.output = {panels.data(), hidden_, inputs};
         for (int i = 0; i < view.output.panel_count(); ++i)
             pack_panel(
                 panels.data(), i, hidden_, inputs,
-                [&](int row, float* to) { std::copy_n(wo.data() + std::size_t(row) * std::size_t(inputs), inputs, to); },
+                [&](int row, float* to) {
+                    std::copy_n(wo.data() + std::size_t(row) * std::size_t(inputs), inputs, to);
+                },
                 scratch.data());
 
         check_attention(prefix, view);
@@ -130,12 +134,14 @@ class SyntheticLayers {
     void check_attention(const std::string& prefix, const LayerView& view) {
         const std::size_t stride = pages_for(n_) * page_tokens;
         const int window = int(settings_.window);
-        std::vector<float> row(stride), workspace(attention_workspace(1, head_dim_)), query(std::size_t(head_dim_) + 0);
+        std::vector<float> row(stride), workspace(attention_workspace(1, head_dim_)),
+            query(std::size_t(head_dim_) + 0);
         std::vector<float> all;
         for (int h = 0; h < kv_heads_ * group_; ++h)
             for (int i = 0; i < window; ++i) {
                 const float* from = view.queries + std::size_t(h * window + i) * std::size_t(head_dim_);
-                std::transform(from, from + head_dim_, query.begin(), [&](float x) { return x * view.scale; });
+                std::transform(from, from + head_dim_, query.begin(),
+                               [&](float x) { return x * view.scale; });
                 AttentionTask task;
                 task.rows = 1;
                 task.head_dim = head_dim_;
@@ -153,9 +159,10 @@ class SyntheticLayers {
         std::vector<float> norms(entries()), workspace(std::size_t(page_tokens) * std::size_t(head_dim_));
         for (int h = 0; h < kv_heads_; ++h)
             for (std::uint32_t j = 0; j < n_; j += page_tokens)
-                projected_value_norms(view.pages[std::size_t(h)][j / page_tokens], int(std::min<std::uint32_t>(page_tokens, n_ - j)),
-                                      head_dim_, view.output, h * group_, group_,
-                                      norms.data() + std::size_t(h) * n_ + j, workspace.data());
+                projected_value_norms(view.pages[std::size_t(h)][j / page_tokens],
+                                      int(std::min<std::uint32_t>(page_tokens, n_ - j)), head_dim_,
+                                      view.output, h * group_, group_, norms.data() + std::size_t(h) * n_ + j,
+                                      workspace.data());
         compare_values(prefix + "vnorm", norms, golden(prefix + "vnorm"));
     }
 
@@ -164,11 +171,13 @@ class SyntheticLayers {
         DefensiveSettings settings = settings_;
         settings.reference = reference;
         Observer observer(
-            settings, [&](int count, const std::function<void(int, int)>& task) { compute_.parallel(count, task); },
+            settings,
+            [&](int count, const std::function<void(int, int)>& task) { compute_.parallel(count, task); },
             compute_.threads());
         const DefensiveInput input = observer.observe(view);
         const auto mass = float(input.window_mass);
-        compare_values(prefix + "window_mass." + variant, {&mass, 1}, golden(prefix + "window_mass." + variant));
+        compare_values(prefix + "window_mass." + variant, {&mass, 1},
+                       golden(prefix + "window_mass." + variant));
 
         const DefensiveScores scores = defensive_scores(input, settings, budget_.tokens_per_head(n_));
         std::vector<float> all;  // with the window
@@ -177,10 +186,12 @@ class SyntheticLayers {
             all.insert(all.end(), head, head + input.past);
             all.insert(all.end(), settings.window, scores.highest);
         }
-        compare_values(prefix + "score.defensive." + variant, all, golden(prefix + "score.defensive." + variant));
+        compare_values(prefix + "score.defensive." + variant, all,
+                       golden(prefix + "score.defensive." + variant));
 
         const std::string kept = prefix + "keep.defensive." + variant;
-        compare_kept(kept, choose({scores.past}, budget_.entries(n_, std::size_t(kv_heads_))), golden_kept(kept), all);
+        compare_kept(kept, choose({scores.past}, budget_.entries(n_, std::size_t(kv_heads_))),
+                     golden_kept(kept), all);
         if (!reference) {
             past_scores_.push_back(scores.past);
             all_scores_.insert(all_scores_.end(), all.begin(), all.end());
@@ -188,15 +199,18 @@ class SyntheticLayers {
     }
 
     // What a cascade over these layers keeps, 0/1 [layers, kv_heads, n].
-    std::vector<std::uint8_t> choose(const std::vector<std::vector<float>>& layers, std::size_t budget) const {
+    std::vector<std::uint8_t> choose(const std::vector<std::vector<float>>& layers,
+                                     std::size_t budget) const {
         const std::size_t heads = layers.size() * std::size_t(kv_heads_);
         Cascade cascade(std::uint32_t(kv_heads_), budget - heads * settings_.window);
         std::vector<std::vector<std::uint32_t>> kept(heads);
         const std::uint32_t past = n_ - settings_.window;
         for (std::size_t l = 0; l < layers.size(); ++l) {
             for (int h = 0; h < kv_heads_; ++h)
-                for (std::uint32_t j = 0; j < past; ++j) kept[l * std::size_t(kv_heads_) + std::size_t(h)].push_back(j);
-            cascade.add_layer(layers[l], [&](std::uint32_t layer, std::uint32_t head, std::span<const std::uint32_t> slots) {
+                for (std::uint32_t j = 0; j < past; ++j)
+                    kept[l * std::size_t(kv_heads_) + std::size_t(h)].push_back(j);
+            cascade.add_layer(layers[l], [&](std::uint32_t layer, std::uint32_t head,
+                                             std::span<const std::uint32_t> slots) {
                 auto& list = kept[layer * std::size_t(kv_heads_) + head];
                 for (std::size_t i = 0; i < slots.size(); ++i) list[i] = list[slots[i]];
                 list.resize(slots.size());
@@ -215,7 +229,8 @@ class SyntheticLayers {
         const std::vector<std::uint8_t> ours = choose(past_scores_, budget_.entries(n_, heads));
         std::vector<std::uint8_t> all;
         for (int l = 0; l < layers_; ++l) {
-            const std::vector<std::uint8_t> layer = golden_kept("layer" + std::to_string(l) + ".keep.layer-defensive");
+            const std::vector<std::uint8_t> layer =
+                golden_kept("layer" + std::to_string(l) + ".keep.layer-defensive");
             all.insert(all.end(), layer.begin(), layer.end());
         }
         compare_kept("keep.layer-defensive (all layers)", ours, all, all_scores_);
@@ -232,11 +247,15 @@ class SyntheticLayers {
     std::set<std::string> checked_;
 };
 
-// The document's tokens, behind the end of what our chat prompt opens with (the file leaves the system turn out).
-void check_tokens(const Tokenizer& tokenizer, const std::string& document, const std::vector<std::int32_t>& golden) {
+// The document's tokens, behind the end of what our chat prompt opens with (the file leaves the system turn
+// out).
+void check_tokens(const Tokenizer& tokenizer, const std::string& document,
+                  const std::vector<std::int32_t>& golden) {
     const std::vector<int> opening = tokenizer.opening(""), text = tokenizer.tokenize(document);
     const std::size_t front = golden.size() - std::min(golden.size(), text.size());
-    const bool good = front > 0 && front <= opening.size() && std::equal(golden.begin(), golden.begin() + std::ptrdiff_t(front), opening.end() - std::ptrdiff_t(front)) &&
+    const bool good = front > 0 && front <= opening.size() &&
+                      std::equal(golden.begin(), golden.begin() + std::ptrdiff_t(front),
+                                 opening.end() - std::ptrdiff_t(front)) &&
                       std::equal(text.begin(), text.end(), golden.begin() + std::ptrdiff_t(front));
     report(good, "tokens", fmt::format("{} of the prompt, {} of the document", front, text.size()));
 }
@@ -261,7 +280,8 @@ void check_document(const Safetensors& file, const std::string& model_path, Comp
         worst = std::max(worst, std::abs(golden[i] - logits[i]));
     }
     // Only the last product rounds its input to 8 bits here.
-    report(worst <= 0.02f * largest, "logits_last", fmt::format("largest difference {:.2e} of {:.3g}", worst, largest));
+    report(worst <= 0.02f * largest, "logits_last",
+           fmt::format("largest difference {:.2e} of {:.3g}", worst, largest));
 
     settings.budget = {std::stod(file.metadata("keep")), true};
     const Context context = read_context(model, compute, tokens, settings);
@@ -273,9 +293,11 @@ void check_document(const Safetensors& file, const std::string& model_path, Comp
                 common += kept[std::size_t(l * p.kv_heads + h) * tokens.size() + position];
     for (std::uint8_t k : kept) total += k;
     report(context.cache.entries() == total && double(common) >= 0.95 * double(total), "keep.layer-defensive",
-           fmt::format("{} kept, {:.2f}% agree", context.cache.entries(), 100.0 * double(common) / double(total)));
+           fmt::format("{} kept, {:.2f}% agree", context.cache.entries(),
+                       100.0 * double(common) / double(total)));
     for (const auto& [name, entry] : file.entries().items())
-        if (name.starts_with("keep.") && name != "keep.layer-defensive") fmt::print("     {:<44} not checked\n", name);
+        if (name.starts_with("keep.") && name != "keep.layer-defensive")
+            fmt::print("     {:<44} not checked\n", name);
 }
 
 }  // namespace

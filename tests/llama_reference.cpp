@@ -17,7 +17,8 @@ struct LlamaReference::State {
     }
 };
 
-LlamaReference::LlamaReference(const std::string& model_path, int context_length, int threads) : state_(new State) {
+LlamaReference::LlamaReference(const std::string& model_path, int context_length, int threads)
+    : state_(new State) {
     llama_model_params model = llama_model_default_params();
     state_->model = llama_model_load_from_file(model_path.c_str(), model);
     if (state_->model == nullptr) throw std::runtime_error("libllama can't load " + model_path);
@@ -36,14 +37,17 @@ LlamaReference::~LlamaReference() = default;
 std::vector<float> LlamaReference::decode(std::span<const int> tokens) {
     for (std::size_t i = 0; i < tokens.size(); i += 512) {
         const std::size_t count = std::min<std::size_t>(512, tokens.size() - i);
-        if (llama_decode(state_->context, llama_batch_get_one(const_cast<int*>(tokens.data() + i), int(count))) != 0)
+        if (llama_decode(state_->context,
+                         llama_batch_get_one(const_cast<int*>(tokens.data() + i), int(count))) != 0)
             throw std::runtime_error("llama_decode failed");
     }
     const float* logits = llama_get_logits_ith(state_->context, -1);
     return {logits, logits + llama_vocab_n_tokens(llama_model_get_vocab(state_->model))};
 }
 
-void LlamaReference::clear() { llama_memory_clear(llama_get_memory(state_->context), true); }
+void LlamaReference::clear() {
+    llama_memory_clear(llama_get_memory(state_->context), true);
+}
 
 float relative_difference(std::span<const float> a, std::span<const float> b) {
     float largest = 0, worst = 0;

@@ -50,7 +50,8 @@ std::vector<Case> exact_cases() {
     add("RopeFactors", [](RandomModel& m) { m.rope_factors = true; });
     add("LinearScaling", [](RandomModel& m) { m.rope_scaling = "linear"; });
     add("YarnScaling", [](RandomModel& m) { m.rope_scaling = "yarn"; });
-    add("OddSizes", [](RandomModel& m) { m.hidden = 200, m.head_dim = 80, m.feed_forward = 333, m.vocabulary = 517; });
+    add("OddSizes",
+        [](RandomModel& m) { m.hidden = 200, m.head_dim = 80, m.feed_forward = 333, m.vocabulary = 517; });
     add("SmallHeads", [](RandomModel& m) { m.hidden = 96, m.head_dim = 16, m.heads = 8, m.kv_heads = 2; });
     return cases;
 }
@@ -68,11 +69,14 @@ TEST_P(ExactLogits, EqualLibllama) {
     DecoderGraph decoder(model, compute);
     LlamaReference reference(path, 2048, threads);
     for (const int length : {1, 7, 513, 2000}) {
-        const std::vector<int> tokens = random_tokens(length + 8, GetParam().model.vocabulary, std::uint32_t(length));
+        const std::vector<int> tokens =
+            random_tokens(length + 8, GetParam().model.vocabulary, std::uint32_t(length));
         const std::span<const int> prompt(tokens.data(), std::size_t(length));
         Context context = read_context(model, compute, prompt, {});
         reference.clear();
-        EXPECT_LE(relative_difference(final_logits(model, compute, context.last_hidden.data()), reference.decode(prompt)), 1e-3f)
+        EXPECT_LE(relative_difference(final_logits(model, compute, context.last_hidden.data()),
+                                      reference.decode(prompt)),
+                  1e-3f)
             << length << " tokens";
         Session session(decoder, context.cache, 4096, {});
         for (int i = 0; i < 8; ++i) {
@@ -106,7 +110,8 @@ TEST_P(QuantisedLogits, LieNearerToTheExactResultThanLibllamas) {
     shape.layers = 3;
     shape.type = GetParam();
     const std::string name = ggml_type_name(shape.type);
-    const std::string path = testing::temporary_path(name + ".gguf"), exact_path = testing::temporary_path(name + "-exact.gguf");
+    const std::string path = testing::temporary_path(name + ".gguf"),
+                      exact_path = testing::temporary_path(name + "-exact.gguf");
     write_random_model(path, shape);
     testing::write_exact_copy(path, exact_path);
     const Model model(path);
@@ -126,14 +131,15 @@ TEST_P(QuantisedLogits, LieNearerToTheExactResultThanLibllamas) {
     }
     RecordProperty("ours", std::to_string(ours_worst));
     RecordProperty("libllama", std::to_string(llama_worst));
-    printf("%s: from the exact logits: ours %.2e, libllama %.2e; from each other %.2e\n", name.c_str(), ours_worst, llama_worst, apart);
+    printf("%s: from the exact logits: ours %.2e, libllama %.2e; from each other %.2e\n", name.c_str(),
+           ours_worst, llama_worst, apart);
     EXPECT_LE(ours_worst, std::max(llama_worst, 1e-3f));
     EXPECT_LE(apart, 5e-2f);
 }
 
 INSTANTIATE_TEST_SUITE_P(Llama, QuantisedLogits,
-                         ::testing::Values(GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_K,
-                                           GGML_TYPE_Q6_K),
+                         ::testing::Values(GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1,
+                                           GGML_TYPE_Q4_K, GGML_TYPE_Q6_K),
                          [](const auto& test) { return std::string(ggml_type_name(test.param)); });
 
 // How far apart the logits of the real model may lie, of its largest logit. Measured: ours and libllama's up
@@ -153,11 +159,13 @@ TEST(RealModel, GreedyTokensEqualLibllamas) {
     LlamaReference reference(path, 2048, threads), exact(exact_path, 2048, threads);
     std::string long_document;
     for (int i = 1; i <= 40; ++i)
-        long_document += "On day " + std::to_string(i) + " the boat number " + std::to_string(i * 37 % 101) + " left the harbour. ";
+        long_document += "On day " + std::to_string(i) + " the boat number " + std::to_string(i * 37 % 101) +
+                         " left the harbour. ";
     const std::pair<std::string, std::string> prompts[] = {
         {"", "Why is the sky blue?"},
         {"", "Write a short poem about a lighthouse."},
-        {"The library opens at nine and closes at six. On Sundays it stays closed.", "When does the library close?"},
+        {"The library opens at nine and closes at six. On Sundays it stays closed.",
+         "When does the library close?"},
         {"", "List three uses of copper."},
         {long_document, "Which boat left the harbour on day 7?"},
     };
@@ -194,8 +202,10 @@ TEST(RealModel, GreedyTokensEqualLibllamas) {
             truth = exact.decode({&next, 1});
         }
     }
-    printf("%d near-ties in 320 tokens; logits at most %.2e apart; mean distance from F32: ours %.2e, libllama %.2e\n",
-           near_ties, worst, ours_error, llama_error);
+    printf(
+        "%d near-ties in 320 tokens; logits at most %.2e apart; mean distance from F32: ours %.2e, libllama "
+        "%.2e\n",
+        near_ties, worst, ours_error, llama_error);
     EXPECT_LE(near_ties, 16);
     EXPECT_LE(worst, real_tolerance);
     EXPECT_LE(ours_error, llama_error);

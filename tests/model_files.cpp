@@ -31,7 +31,8 @@ class Writer {
         if (!m.tied) matrix("output", m.hidden, m.vocabulary, 1 / std::sqrt(float(m.hidden)));
         if (m.rope_factors) {
             ggml_tensor* factors = vector("rope_freqs.weight", m.head_dim / 2, 1, 0);
-            for (int i = 0; i < m.head_dim / 2; ++i) static_cast<float*>(factors->data)[i] = i < m.head_dim / 4 ? 1.0f : 8.0f;
+            for (int i = 0; i < m.head_dim / 2; ++i)
+                static_cast<float*>(factors->data)[i] = i < m.head_dim / 4 ? 1.0f : 8.0f;
         }
         for (int l = 0; l < m.layers; ++l) {
             const std::string block = "blk." + std::to_string(l) + ".";
@@ -78,7 +79,8 @@ class Writer {
     ggml_tensor* vector(const std::string& name, int length, float mean, float deviation) {
         ggml_tensor* tensor = ggml_new_tensor_1d(context_.get(), GGML_TYPE_F32, length);
         std::normal_distribution<float> normal(mean, deviation);
-        for (int i = 0; i < length; ++i) static_cast<float*>(tensor->data)[i] = deviation > 0 ? normal(random_) : mean;
+        for (int i = 0; i < length; ++i)
+            static_cast<float*>(tensor->data)[i] = deviation > 0 ? normal(random_) : mean;
         add(tensor, name);
         return tensor;
     }
@@ -110,7 +112,9 @@ class Writer {
 
 }  // namespace
 
-void write_random_model(const std::string& path, const RandomModel& model) { Writer(model).write(path); }
+void write_random_model(const std::string& path, const RandomModel& model) {
+    Writer(model).write(path);
+}
 
 void write_exact_copy(const std::string& from, const std::string& to) {
     ggml_context* loaded = nullptr;
@@ -120,7 +124,9 @@ void write_exact_copy(const std::string& from, const std::string& to) {
     gguf_set_kv(target.get(), source.get());
     std::size_t bytes = 0;
     for (std::int64_t i = 0; i < gguf_get_n_tensors(source.get()); ++i)
-        bytes += std::size_t(ggml_nelements(ggml_get_tensor(loaded, gguf_get_tensor_name(source.get(), i)))) * sizeof(float) + 1024;
+        bytes += std::size_t(ggml_nelements(ggml_get_tensor(loaded, gguf_get_tensor_name(source.get(), i)))) *
+                     sizeof(float) +
+                 1024;
     const ggml_context_ptr plain_tensors(ggml_init({bytes, nullptr, false}));
     for (std::int64_t i = 0; i < gguf_get_n_tensors(source.get()); ++i) {
         ggml_tensor* tensor = ggml_get_tensor(loaded, gguf_get_tensor_name(source.get(), i));
@@ -128,7 +134,8 @@ void write_exact_copy(const std::string& from, const std::string& to) {
         if (tensor->type != GGML_TYPE_F32) {
             plain = ggml_new_tensor(plain_tensors.get(), GGML_TYPE_F32, ggml_n_dims(tensor), tensor->ne);
             ggml_set_name(plain, tensor->name);
-            ggml_get_type_traits(tensor->type)->to_float(tensor->data, static_cast<float*>(plain->data), ggml_nelements(tensor));
+            ggml_get_type_traits(tensor->type)
+                ->to_float(tensor->data, static_cast<float*>(plain->data), ggml_nelements(tensor));
         }
         gguf_add_tensor(target.get(), plain);
     }
@@ -137,7 +144,8 @@ void write_exact_copy(const std::string& from, const std::string& to) {
 
 std::string temporary_path(const std::string& name) {
     struct Folder {
-        std::filesystem::path path = std::filesystem::temp_directory_path() / ("holdfast-test-" + std::to_string(getpid()));
+        std::filesystem::path path =
+            std::filesystem::temp_directory_path() / ("holdfast-test-" + std::to_string(getpid()));
         Folder() { std::filesystem::create_directories(path); }
         ~Folder() {
             std::error_code ignored;

@@ -18,9 +18,9 @@ struct RandomModel {
     int vocabulary = 320;
     int context_length = 4096;
     bool tied = true;
-    bool biases = false;        // of all projections but the output head
-    bool rope_factors = false;  // as in Llama 3.1
-    std::string rope_scaling;   // "", "linear" or "yarn", factor 4, original context 1024
+    bool biases = false;             // of all projections but the output head
+    bool rope_factors = false;       // as in Llama 3.1
+    std::string rope_scaling;        // "", "linear" or "yarn", factor 4, original context 1024
     ggml_type type = GGML_TYPE_F32;  // of the matrices
     std::uint32_t seed = 1;
 };

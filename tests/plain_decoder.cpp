@@ -23,7 +23,8 @@ Vector normalize(const Vector& x, const ggml_tensor* weight, double epsilon) {
     for (double value : x) squares += value * value;
     Vector y = x;
     for (std::size_t i = 0; i < x.size(); ++i)
-        y[i] *= double(static_cast<const float*>(weight->data)[i]) / std::sqrt(squares / double(x.size()) + epsilon);
+        y[i] *= double(static_cast<const float*>(weight->data)[i]) /
+                std::sqrt(squares / double(x.size()) + epsilon);
     return y;
 }
 
@@ -70,12 +71,14 @@ std::vector<float> plain_logits(const Model& model, std::span<const int> tokens,
                 for (std::size_t j = 0; j <= t; ++j) {
                     if (!mask(l, kv, int(t), int(j))) continue;
                     double score = 0;
-                    for (std::size_t i = 0; i < d; ++i) score += queries[t][std::size_t(h) * d + i] * keys[j][std::size_t(kv) * d + i];
+                    for (std::size_t i = 0; i < d; ++i)
+                        score += queries[t][std::size_t(h) * d + i] * keys[j][std::size_t(kv) * d + i];
                     sum += weights[j] = std::exp(score / std::sqrt(double(d)));
                 }
                 for (std::size_t j = 0; j <= t; ++j)
                     for (std::size_t i = 0; i < d; ++i)
-                        attended[std::size_t(h) * d + i] += weights[j] / sum * values[j][std::size_t(kv) * d + i];
+                        attended[std::size_t(h) * d + i] +=
+                            weights[j] / sum * values[j][std::size_t(kv) * d + i];
             }
             const Vector out = multiply(w.output, attended);
             for (std::size_t i = 0; i < out.size(); ++i) hidden[t][i] += out[i];
@@ -87,7 +90,8 @@ std::vector<float> plain_logits(const Model& model, std::span<const int> tokens,
             for (std::size_t i = 0; i < down.size(); ++i) hidden[t][i] += down[i];
         }
     }
-    const Vector logits = multiply(model.output, normalize(hidden.back(), model.output_norm, double(p.rms_epsilon)));
+    const Vector logits =
+        multiply(model.output, normalize(hidden.back(), model.output_norm, double(p.rms_epsilon)));
     return {logits.begin(), logits.end()};
 }
 

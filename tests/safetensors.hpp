@@ -26,7 +26,8 @@ class Safetensors {
         std::memcpy(&header, bytes_.data(), sizeof header);
         if (header > bytes_.size() - sizeof header) throw Error("'" + path + "' is no safetensors file");
         data_ = sizeof header + header;
-        entries_ = nlohmann::json::parse(bytes_.begin() + sizeof header, bytes_.begin() + std::ptrdiff_t(data_));
+        entries_ =
+            nlohmann::json::parse(bytes_.begin() + sizeof header, bytes_.begin() + std::ptrdiff_t(data_));
         if (entries_.contains("__metadata__")) {
             metadata_ = entries_["__metadata__"].get<std::map<std::string, std::string>>();
             entries_.erase("__metadata__");
@@ -47,7 +48,8 @@ class Safetensors {
     std::vector<T> read(const std::string& name) const {
         if (!has(name)) throw Error("the file lacks " + name);
         const auto range = entries_[name]["data_offsets"].get<std::vector<std::size_t>>();
-        if (range[1] < range[0] || data_ + range[1] > bytes_.size()) throw Error(name + " lies beyond the file's end");
+        if (range[1] < range[0] || data_ + range[1] > bytes_.size())
+            throw Error(name + " lies beyond the file's end");
         std::vector<T> values((range[1] - range[0]) / sizeof(T));
         std::memcpy(values.data(), bytes_.data() + data_ + range[0], values.size() * sizeof(T));
         return values;

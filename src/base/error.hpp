@@ -15,7 +15,8 @@ class Error : public std::runtime_error {
         interrupted,  // the user asked to stop; exit code 130
     };
 
-    explicit Error(const std::string& what, Kind kind = Kind::failure) : std::runtime_error(what), kind(kind) {}
+    explicit Error(const std::string& what, Kind kind = Kind::failure)
+        : std::runtime_error(what), kind(kind) {}
 
     const Kind kind;
 };

@@ -27,7 +27,7 @@ inline fp16_t fp32_to_fp16(float value) {
     const std::uint16_t sign = std::uint16_t((bits >> 16) & 0x8000u);
     const std::uint32_t magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return std::uint16_t(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));  // NaN
-    if (magnitude >= 0x47800000u) return std::uint16_t(sign | 0x7c00u);                    // 2^16 and above
+    if (magnitude >= 0x47800000u) return std::uint16_t(sign | 0x7c00u);  // 2^16 and above
     if (magnitude < 0x38800000u) {  // below 2^-14: let the adder round to a multiple of 2^-24
         const float rounded = std::bit_cast<float>(magnitude) + 0.5f;
         return std::uint16_t(sign | (std::bit_cast<std::uint32_t>(rounded) - 0x3f000000u));

@@ -42,20 +42,23 @@ std::size_t number_in(const char* path, std::size_t otherwise) {
 
 }  // namespace
 
-void Buffer::Unmap::operator()(void* address) const { ::munmap(address, bytes); }
+void Buffer::Unmap::operator()(void* address) const {
+    ::munmap(address, bytes);
+}
 
 Buffer::Buffer(std::size_t bytes) : size_(bytes) {
     if (bytes == 0) return;
     const bool huge = bytes >= huge_page;
     const std::size_t slack = huge ? huge_page : 0;
-    void* address =
-        ::mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* address = ::mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (address == MAP_FAILED)
-        throw Error("the system refused " + std::to_string(bytes >> 20) + " MiB of memory: " + std::strerror(errno) +
-                    "; a smaller context or budget needs less");
+        throw Error("the system refused " + std::to_string(bytes >> 20) +
+                    " MiB of memory: " + std::strerror(errno) + "; a smaller context or budget needs less");
     if (huge) {  // trim to a 2 MiB boundary
         auto* begin = static_cast<std::byte*>(address);
-        const std::size_t head = (huge_page - reinterpret_cast<std::uintptr_t>(begin) % huge_page) % huge_page;
+        const std::size_t head =
+            (huge_page - reinterpret_cast<std::uintptr_t>(begin) % huge_page) % huge_page;
         if (head > 0) ::munmap(begin, head);
         constexpr std::size_t small_page = 4096;
         const std::size_t length = (bytes + small_page - 1) / small_page * small_page;
@@ -66,7 +69,9 @@ Buffer::Buffer(std::size_t bytes) : size_(bytes) {
     mapping_ = {address, Unmap{bytes}};
 }
 
-std::size_t anonymous_memory() { return proc_field("/proc/self/status", "RssAnon:"); }
+std::size_t anonymous_memory() {
+    return proc_field("/proc/self/status", "RssAnon:");
+}
 
 std::size_t available_memory() {
     constexpr std::size_t none = std::numeric_limits<std::size_t>::max();

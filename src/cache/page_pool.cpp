@@ -20,7 +20,8 @@ PageId PagePool::allocate() {
         slabs_.emplace_back(slab_bytes_);
         const std::size_t first = references_.size();
         references_.resize(first + pages_per_slab_, 0);
-        for (std::size_t i = 0; i < pages_per_slab_; ++i) free_.push_back(PageId(first + i));  // rising: a heap
+        for (std::size_t i = 0; i < pages_per_slab_; ++i)
+            free_.push_back(PageId(first + i));  // rising: a heap
     }
     std::pop_heap(free_.begin(), free_.end(), std::greater<>());
     const PageId page = free_.back();

@@ -24,7 +24,9 @@ class PagePool {
     fp16_t* address(PageId page) const;
 
     std::size_t pages_in_use() const { return references_.size() - free_.size(); }
-    std::size_t bytes_reserved() const { return slabs_.size() * slab_bytes_; }  // what the pool holds of the system
+    std::size_t bytes_reserved() const {
+        return slabs_.size() * slab_bytes_;
+    }  // what the pool holds of the system
     std::size_t page_bytes() const { return page_bytes_; }
     int head_dim() const { return head_dim_; }
 

@@ -8,7 +8,10 @@
 namespace holdfast {
 
 RaggedCache::RaggedCache(std::shared_ptr<PagePool> pool, int layers, int kv_heads)
-    : pool_(std::move(pool)), layers_(layers), kv_heads_(kv_heads), heads_(std::size_t(layers) * std::size_t(kv_heads)) {}
+    : pool_(std::move(pool)),
+      layers_(layers),
+      kv_heads_(kv_heads),
+      heads_(std::size_t(layers) * std::size_t(kv_heads)) {}
 
 RaggedCache::RaggedCache(const RaggedCache& other)
     : pool_(other.pool_),
@@ -51,8 +54,8 @@ void RaggedCache::append(int layer, std::uint32_t first_position, std::uint32_t 
 }
 
 void RaggedCache::write(int layer, int head, std::uint32_t slot, const float* key, const float* value) {
-    store_token(pool_->address(at(layer, head).pages[slot / page_tokens]), int(slot % page_tokens), head_dim(), key,
-                value);
+    store_token(pool_->address(at(layer, head).pages[slot / page_tokens]), int(slot % page_tokens),
+                head_dim(), key, value);
 }
 
 void RaggedCache::retain(int layer, int h, std::span<const std::uint32_t> slots) {
@@ -101,8 +104,9 @@ std::size_t RaggedCache::entries() const {
 }
 
 std::size_t RaggedCache::bytes() const {
-    const std::size_t pages = std::accumulate(heads_.begin(), heads_.end(), std::size_t(0),
-                                              [](std::size_t sum, const Head& head) { return sum + head.pages.size(); });
+    const std::size_t pages =
+        std::accumulate(heads_.begin(), heads_.end(), std::size_t(0),
+                        [](std::size_t sum, const Head& head) { return sum + head.pages.size(); });
     return pages * pool_->page_bytes();
 }
 

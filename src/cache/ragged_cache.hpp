@@ -29,7 +29,9 @@ class RaggedCache {
     int head_dim() const { return pool_->head_dim(); }
 
     // Entries of a head and their positions, in slot order.
-    std::uint32_t length(int layer, int head) const { return std::uint32_t(at(layer, head).positions.size()); }
+    std::uint32_t length(int layer, int head) const {
+        return std::uint32_t(at(layer, head).positions.size());
+    }
     std::span<const std::uint32_t> positions(int layer, int head) const { return at(layer, head).positions; }
     const fp16_t* const* pages(int layer, int head) const { return at(layer, head).addresses.data(); }
 
@@ -48,9 +50,11 @@ class RaggedCache {
     // Moves this cache's own pages to the front of the pool and gives the empty end back to the system.
     void defragment();
 
-    std::size_t entries() const;                     // over all layers and heads
-    std::size_t bytes() const;                       // of the pages in use, partly filled ones whole
-    static constexpr std::size_t entry_bytes(int head_dim) { return std::size_t(head_dim) * 2 * sizeof(fp16_t); }
+    std::size_t entries() const;  // over all layers and heads
+    std::size_t bytes() const;    // of the pages in use, partly filled ones whole
+    static constexpr std::size_t entry_bytes(int head_dim) {
+        return std::size_t(head_dim) * 2 * sizeof(fp16_t);
+    }
 
   private:
     struct Head {
@@ -59,7 +63,9 @@ class RaggedCache {
         std::vector<std::uint32_t> positions;
     };
 
-    Head& at(int layer, int head) { return heads_[std::size_t(layer) * std::size_t(kv_heads_) + std::size_t(head)]; }
+    Head& at(int layer, int head) {
+        return heads_[std::size_t(layer) * std::size_t(kv_heads_) + std::size_t(head)];
+    }
     const Head& at(int layer, int head) const { return const_cast<RaggedCache*>(this)->at(layer, head); }
     void add_page(Head& head);
     void replace_page(Head& head, std::size_t index, bool copy);

@@ -22,7 +22,8 @@ void fill(RaggedCache& cache, int layer, std::uint32_t first, std::uint32_t toke
         }
 }
 
-void expect_entries(const RaggedCache& cache, int layer, int head, const std::vector<std::uint32_t>& positions) {
+void expect_entries(const RaggedCache& cache, int layer, int head,
+                    const std::vector<std::uint32_t>& positions) {
     ASSERT_EQ(cache.length(layer, head), positions.size());
     for (std::uint32_t slot = 0; slot < positions.size(); ++slot) {
         ASSERT_EQ(cache.positions(layer, head)[slot], positions[slot]);
@@ -30,7 +31,8 @@ void expect_entries(const RaggedCache& cache, int layer, int head, const std::ve
         for (int d = 0; d < head_dim; ++d) {
             const float expected = float(positions[slot]) + 100.0f * float(head);
             ASSERT_EQ(fp16_to_fp32(page_keys(page)[d * page_tokens + int(slot % page_tokens)]), expected);
-            ASSERT_EQ(fp16_to_fp32(page_values(page, head_dim)[int(slot % page_tokens) * head_dim + d]), -expected);
+            ASSERT_EQ(fp16_to_fp32(page_values(page, head_dim)[int(slot % page_tokens) * head_dim + d]),
+                      -expected);
         }
     }
 }

@@ -63,7 +63,9 @@ class Asker {
           compute_(options.threads, &interrupted),
           decoder_(model_, compute_) {
         if (!tokenizer_.has_chat_template())
-            fmt::print(stderr, "holdfast: the model has no chat template; the document and the question are read as plain text\n");
+            fmt::print(stderr,
+                       "holdfast: the model has no chat template; the document and the question are read as "
+                       "plain text\n");
     }
 
     // first_question: read with the document when the compression is question-aware.
@@ -74,8 +76,8 @@ class Asker {
         if (options_.question_aware)
             prompt.context.insert(prompt.context.end(), prompt.question.begin(), prompt.question.end());
         ProgressLine line;
-        context_ = std::make_unique<Context>(
-            read_context(model_, compute_, prompt.context, settings, [&](const ReadProgress& p) { line.show(p); }));
+        context_ = std::make_unique<Context>(read_context(model_, compute_, prompt.context, settings,
+                                                          [&](const ReadProgress& p) { line.show(p); }));
     }
 
     // index: of the question in this run; the first one is part of a question-aware context.
@@ -119,10 +121,11 @@ class Asker {
 
     void print_summary(const std::vector<Answer>& answers) const {
         const ReadReport& r = context_->report;
-        fmt::print(stderr, "\nread      {} tokens in {:.2f} s ({:.0f} tokens/s), compressed in {:.2f} s, {}\n", r.tokens,
-                   r.prefill_seconds, r.tokens / r.prefill_seconds, r.compression_seconds, label());
-        fmt::print(stderr, "kept      {} / {:.1f} / {} tokens per head (least / mean / most)\n", r.kept_least, r.kept_mean,
-                   r.kept_most);
+        fmt::print(stderr,
+                   "\nread      {} tokens in {:.2f} s ({:.0f} tokens/s), compressed in {:.2f} s, {}\n",
+                   r.tokens, r.prefill_seconds, r.tokens / r.prefill_seconds, r.compression_seconds, label());
+        fmt::print(stderr, "kept      {} / {:.1f} / {} tokens per head (least / mean / most)\n", r.kept_least,
+                   r.kept_mean, r.kept_most);
         fmt::print(stderr, "KV cache  {} kept of {} full ({:.1f}%)\n", format_bytes(r.kv_bytes),
                    format_bytes(r.plan.kv_full), 100.0 * double(r.kv_bytes) / double(r.plan.kv_full));
         fmt::print(stderr, "memory    {} peak above the weights, {} planned\n", format_bytes(r.peak_bytes),
@@ -135,8 +138,9 @@ class Asker {
             decode += answer.decode_seconds;
             steps += answer.tokens - 1;
         }
-        fmt::print(stderr, "answered  {} tokens in {:.2f} s ({:.1f} tokens/s) after {:.2f} s of reading questions\n", tokens,
-                   decode, decode > 0 ? steps / decode : 0.0, questions);
+        fmt::print(stderr,
+                   "answered  {} tokens in {:.2f} s ({:.1f} tokens/s) after {:.2f} s of reading questions\n",
+                   tokens, decode, decode > 0 ? steps / decode : 0.0, questions);
         if (!r.note.empty()) fmt::print(stderr, "note      {}\n", r.note);
     }
 
@@ -209,7 +213,8 @@ bool prompt_line(std::string& line) {
 void run(const AskOptions& options) {
     Budget::parse(options.budget);  // a slip is reported before anything is loaded
     std::vector<std::string> questions = all_questions(options);
-    const bool reads_stdin = std::find(options.files.begin(), options.files.end(), "-") != options.files.end();
+    const bool reads_stdin =
+        std::find(options.files.begin(), options.files.end(), "-") != options.files.end();
     const bool loop = questions.empty() && !reads_stdin && isatty(STDIN_FILENO) == 1;
     if (questions.empty() && !loop)
         throw Error("there is no question: give it as an argument or with --questions, or ask on a terminal",
@@ -235,21 +240,34 @@ void run(const AskOptions& options) {
 
 void add_ask(CLI::App& app) {
     const auto options = std::make_shared<AskOptions>();
-    CLI::App* command = app.add_subcommand("ask", "Read documents once, compress their cache, and answer questions");
+    CLI::App* command =
+        app.add_subcommand("ask", "Read documents once, compress their cache, and answer questions");
     command->add_option("-m,--model", options->model, "GGUF file (default: the fetched SmolLM2-135M)");
-    command->add_option("-f,--file", options->files, "Document; several are read one after another; - is stdin")
-        ->required()->expected(1)->take_all();
-    command->add_option("--budget", options->budget, "Kept share of the context (20%), or tokens per KV head on average (1024)")
+    command
+        ->add_option("-f,--file", options->files, "Document; several are read one after another; - is stdin")
+        ->required()
+        ->allow_extra_args(false);
+    command
+        ->add_option("--budget", options->budget,
+                     "Kept share of the context (20%), or tokens per KV head on average (1024)")
         ->capture_default_str();
     command->add_option("--method", options->method, "How to choose what is kept")
-        ->check(CLI::IsMember({"layer-defensive", "full"}))->capture_default_str();
-    command->add_flag("--question-aware", options->question_aware, "Let the compression see the first question");
-    command->add_option("-n,--tokens", options->most_tokens, "Longest answer in tokens")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+        ->check(CLI::IsMember({"layer-defensive", "full"}))
+        ->capture_default_str();
+    command->add_flag("--question-aware", options->question_aware,
+                      "Let the compression see the first question");
+    command->add_option("-n,--tokens", options->most_tokens, "Longest answer in tokens")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
     command->add_option("--temp", options->temperature, "Temperature; 0 takes the most likely token")
-        ->check(CLI::Range(0.0, 100.0))->capture_default_str();
+        ->check(CLI::Range(0.0, 100.0))
+        ->capture_default_str();
     command->add_option("--seed", options->seed, "Seed of the sampling")->capture_default_str();
-    command->add_option("-t,--threads", options->threads, "Threads")->check(CLI::Range(1, 512))->capture_default_str();
-    command->add_option("-c,--context", options->context_length, "Context length in tokens (default: the model's own)");
+    command->add_option("-t,--threads", options->threads, "Threads")
+        ->check(CLI::Range(1, 512))
+        ->capture_default_str();
+    command->add_option("-c,--context", options->context_length,
+                        "Context length in tokens (default: the model's own)");
     command->add_flag("--json", options->json, "Print one JSON object a question");
     command->add_option("--questions", options->questions_file, "File with one question a line");
     command->add_option("question", options->questions, "Questions");

@@ -16,10 +16,13 @@ namespace holdfast {
 
 namespace {
 
-std::string read_all(std::istream& stream) { return {std::istreambuf_iterator<char>(stream), {}}; }
+std::string read_all(std::istream& stream) {
+    return {std::istreambuf_iterator<char>(stream), {}};
+}
 
 std::string read_file(const std::string& path) {
-    if (std::filesystem::is_directory(path)) throw Error("'" + path + "' is a directory; -f wants a text file");
+    if (std::filesystem::is_directory(path))
+        throw Error("'" + path + "' is a directory; -f wants a text file");
     std::ifstream file(path, std::ios::binary);
     if (!file) throw Error("cannot open the document '" + path + "': " + std::strerror(errno));
     return read_all(file);
@@ -34,7 +37,8 @@ std::string read_documents(const std::vector<std::string>& paths) {
         const std::string name = path == "-" ? "stdin" : "'" + path + "'";
         if (text.find_first_not_of(" \t\r\n") == std::string::npos)
             throw Error("the document " + name + " is empty");
-        if (!is_utf8(text)) fmt::print(stderr, "holdfast: {} is not valid UTF-8; what isn't is read as bytes\n", name);
+        if (!is_utf8(text))
+            fmt::print(stderr, "holdfast: {} is not valid UTF-8; what isn't is read as bytes\n", name);
         if (!all.empty()) all += all.ends_with('\n') ? "\n" : "\n\n";
         all += text;
     }

@@ -26,13 +26,15 @@ void run(const InfoOptions& options) {
     const HyperParameters& p = model.parameters();
     const std::uint32_t tokens = p.context_length;
     const ReadSettings settings;
-    const MemoryPlan plan = plan_memory(model, tokens, budget, settings.defensive, settings.chunk, options.threads);
+    const MemoryPlan plan =
+        plan_memory(model, tokens, budget, settings.defensive, settings.chunk, options.threads);
 
     const char* scaling[] = {"none", "linear", "yarn"};
     fmt::print("model           {} ({})\n", p.name, options.model);
-    fmt::print("architecture    {}: {} layers, hidden {}, feed-forward {}, vocabulary {}\n", p.architecture.name,
-               p.layers, p.hidden, p.feed_forward, p.vocabulary);
-    fmt::print("attention       {} query heads, {} KV heads, head size {}\n", p.heads, p.kv_heads, p.head_dim);
+    fmt::print("architecture    {}: {} layers, hidden {}, feed-forward {}, vocabulary {}\n",
+               p.architecture.name, p.layers, p.hidden, p.feed_forward, p.vocabulary);
+    fmt::print("attention       {} query heads, {} KV heads, head size {}\n", p.heads, p.kv_heads,
+               p.head_dim);
     fmt::print("context         {} tokens, rope base {:g}, scaling {}\n", tokens, p.rope.freq_base,
                scaling[int(p.rope.scaling)]);
     fmt::print("instruction set {}, {} threads\n\n", current_simd_target(), options.threads);
@@ -59,9 +61,13 @@ void add_info(CLI::App& app) {
     const auto options = std::make_shared<InfoOptions>();
     CLI::App* command = app.add_subcommand("info", "Show a model's sizes and the memory that reading takes");
     command->add_option("-m,--model", options->model, "GGUF file (default: the fetched SmolLM2-135M)");
-    command->add_option("-c,--context", options->context_length, "Context length in tokens (default: the model's own)");
-    command->add_option("--budget", options->budget, "Kept share of the context, or tokens per KV head")->capture_default_str();
-    command->add_option("-t,--threads", options->threads, "Threads")->check(CLI::Range(1, 512))->capture_default_str();
+    command->add_option("-c,--context", options->context_length,
+                        "Context length in tokens (default: the model's own)");
+    command->add_option("--budget", options->budget, "Kept share of the context, or tokens per KV head")
+        ->capture_default_str();
+    command->add_option("-t,--threads", options->threads, "Threads")
+        ->check(CLI::Range(1, 512))
+        ->capture_default_str();
     command->callback([options] { run(*options); });
 }
 

@@ -31,9 +31,12 @@ int main(int argc, char** argv) {
     } catch (const Error& error) {
         fmt::print(stderr, "holdfast: {}\n", error.what());
         switch (error.kind) {
-            case Error::Kind::usage: return 2;
-            case Error::Kind::failure: return 1;
-            case Error::Kind::interrupted: return 130;
+            case Error::Kind::usage:
+                return 2;
+            case Error::Kind::failure:
+                return 1;
+            case Error::Kind::interrupted:
+                return 130;
         }
     } catch (const std::bad_alloc&) {
         fmt::print(stderr, "holdfast: out of memory; a smaller context or budget needs less\n");

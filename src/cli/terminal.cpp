@@ -31,7 +31,8 @@ void ProgressLine::show(const ReadProgress& p) {
     if (!terminal_ || (p.seconds - last_seconds_ < 0.1 && p.share() < 1)) return;
     last_seconds_ = p.seconds;
     const double share = p.share();
-    fmt::print(stderr, "\r\033[Kreading {} tokens: layer {}/{}, token {}, {:.0f}%, {:.0f} tokens/s, {:.0f} s left",
+    fmt::print(stderr,
+               "\r\033[Kreading {} tokens: layer {}/{}, token {}, {:.0f}%, {:.0f} tokens/s, {:.0f} s left",
                p.tokens, p.layer + 1, p.layers, p.tokens_done, 100 * share, share * p.tokens / p.seconds,
                p.seconds / share * (1 - share));
     std::fflush(stderr);

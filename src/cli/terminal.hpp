@@ -30,5 +30,4 @@ class ProgressLine {
     double last_seconds_ = -1;
 };
 
-
 }  // namespace holdfast

@@ -39,7 +39,8 @@ Decision decide(const ReadSettings& settings, std::uint32_t n, std::size_t heads
     if (entries >= std::size_t(n) * heads) return decision;
     if (n <= window + too_short_to_choose) {
         decision.note = "kept whole: the context is no longer than the observation window of " +
-                        std::to_string(window) + " tokens and " + std::to_string(too_short_to_choose) + " more";
+                        std::to_string(window) + " tokens and " + std::to_string(too_short_to_choose) +
+                        " more";
     } else if (entries < heads * window) {
         decision.kind = Decision::keep_last;
         decision.last = std::max<std::uint32_t>(1, std::uint32_t(entries / heads));
@@ -55,7 +56,8 @@ Decision decide(const ReadSettings& settings, std::uint32_t n, std::size_t heads
 // Evicts layer by layer, as the prefill finishes them.
 class Compressor {
   public:
-    Compressor(const Model& model, Compute& compute, RaggedCache& cache, const ReadSettings& settings, std::uint32_t n)
+    Compressor(const Model& model, Compute& compute, RaggedCache& cache, const ReadSettings& settings,
+               std::uint32_t n)
         : parameters_(model.parameters()),
           compute_(compute),
           cache_(cache),
@@ -63,13 +65,16 @@ class Compressor {
           decision_(decide(settings, n, std::size_t(parameters_.layers) * std::size_t(parameters_.kv_heads))),
           observer_(
               settings.defensive,
-              [&compute](int count, const std::function<void(int, int)>& task) { compute.parallel(count, task); },
+              [&compute](int count, const std::function<void(int, int)>& task) {
+                  compute.parallel(count, task);
+              },
               compute.threads()),
           cascade_(std::uint32_t(parameters_.kv_heads), decision_.capacity) {
         if (decision_.kind != Decision::choose) return;
         observed_.window = settings_.window;
         observed_.first_position = n - settings_.window;
-        observed_.queries.resize(std::size_t(parameters_.heads) * settings_.window * std::size_t(parameters_.head_dim));
+        observed_.queries.resize(std::size_t(parameters_.heads) * settings_.window *
+                                 std::size_t(parameters_.head_dim));
     }
 
     const std::string& note() const { return decision_.note; }
@@ -101,13 +106,15 @@ class Compressor {
         view.output = output;
         const DefensiveScores scores =
             defensive_scores(observer_.observe(view), settings_, decision_.tokens_per_head);
-        cascade_.add_layer(scores.past, [&](std::uint32_t l, std::uint32_t h, std::span<const std::uint32_t> kept) {
-            // The window follows the past in every head, and stays.
-            std::vector<std::uint32_t> slots(kept.begin(), kept.end());
-            const std::uint32_t length = cache_.length(int(l), int(h));
-            for (std::uint32_t slot = length - settings_.window; slot < length; ++slot) slots.push_back(slot);
-            cache_.retain(int(l), int(h), slots);
-        });
+        cascade_.add_layer(scores.past,
+                           [&](std::uint32_t l, std::uint32_t h, std::span<const std::uint32_t> kept) {
+                               // The window follows the past in every head, and stays.
+                               std::vector<std::uint32_t> slots(kept.begin(), kept.end());
+                               const std::uint32_t length = cache_.length(int(l), int(h));
+                               for (std::uint32_t slot = length - settings_.window; slot < length; ++slot)
+                                   slots.push_back(slot);
+                               cache_.retain(int(l), int(h), slots);
+                           });
     }
 
     const HyperParameters& parameters_;
@@ -133,19 +140,21 @@ void summarize(const RaggedCache& cache, ReadReport& report) {
 
 }  // namespace
 
-Context read_context(const Model& model, Compute& compute, std::span<const int> tokens, const ReadSettings& settings,
-                     const std::function<void(const ReadProgress&)>& progress) {
+Context read_context(const Model& model, Compute& compute, std::span<const int> tokens,
+                     const ReadSettings& settings, const std::function<void(const ReadProgress&)>& progress) {
     const HyperParameters& p = model.parameters();
     const auto n = std::uint32_t(tokens.size());
     if (n == 0) throw Error("there is nothing to read: the context is empty", Error::Kind::usage);
     if (n > p.context_length)
         throw Error("the context has " + std::to_string(n) + " tokens, and the model reads at most " +
-                        std::to_string(p.context_length) + "; shorten it, or extend a model with rope scaling with -c",
+                        std::to_string(p.context_length) +
+                        "; shorten it, or extend a model with rope scaling with -c",
                     Error::Kind::usage);
 
     ReadReport report;
     report.tokens = n;
-    report.plan = plan_memory(model, n, settings.budget, settings.defensive, settings.chunk, compute.threads());
+    report.plan =
+        plan_memory(model, n, settings.budget, settings.defensive, settings.chunk, compute.threads());
     check_fits(report.plan, available_memory());
     const std::size_t memory_before = anonymous_memory();
 
@@ -156,7 +165,9 @@ Context read_context(const Model& model, Compute& compute, std::span<const int> 
     ExpandedLayer weights;
     const Buffer hidden_buffer(std::size_t(n) * std::size_t(p.hidden) * sizeof(float));
     float* hidden = hidden_buffer.as<float>();
-    compute.parallel(int(n), [&](int i, int) { model.embed(tokens[std::size_t(i)], hidden + std::size_t(i) * std::size_t(p.hidden)); });
+    compute.parallel(int(n), [&](int i, int) {
+        model.embed(tokens[std::size_t(i)], hidden + std::size_t(i) * std::size_t(p.hidden));
+    });
 
     // Chunks of equal length, so that none is too short to be worth a product.
     const std::uint32_t chunks = (n + settings.chunk - 1) / settings.chunk;
@@ -165,15 +176,16 @@ Context read_context(const Model& model, Compute& compute, std::span<const int> 
         for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) {
             const auto begin = std::uint32_t(std::uint64_t(n) * chunk / chunks);
             const auto end = std::uint32_t(std::uint64_t(n) * (chunk + 1) / chunks);
-            graph.run(weights, layer, hidden + std::size_t(begin) * std::size_t(p.hidden), int(end - begin), begin, cache,
-                      compressor.observed());
+            graph.run(weights, layer, hidden + std::size_t(begin) * std::size_t(p.hidden), int(end - begin),
+                      begin, cache, compressor.observed());
             if (progress) progress({layer, p.layers, end, n, seconds_since(start)});
         }
         const auto before = std::chrono::steady_clock::now();
         compressor.finish_layer(layer, weights.output);
         report.compression_seconds += seconds_since(before);
         // Pages that eviction freed are still the pool's: this is the most since the last layer.
-        report.peak_bytes = std::max(report.peak_bytes, anonymous_memory() - std::min(anonymous_memory(), memory_before));
+        report.peak_bytes =
+            std::max(report.peak_bytes, anonymous_memory() - std::min(anonymous_memory(), memory_before));
     }
     cache.set_next_position(n);
     cache.defragment();

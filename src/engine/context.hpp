@@ -51,7 +51,8 @@ struct Context {
 
 // tokens: at least one, at most the model's context length. Throws Error (interrupted) if the compute's
 // cancel flag is set meanwhile, Error if the plan doesn't fit in memory (before any work).
-Context read_context(const Model& model, Compute& compute, std::span<const int> tokens, const ReadSettings& settings,
+Context read_context(const Model& model, Compute& compute, std::span<const int> tokens,
+                     const ReadSettings& settings,
                      const std::function<void(const ReadProgress&)>& progress = {});
 
 }  // namespace holdfast

@@ -11,14 +11,14 @@ namespace holdfast {
 
 // Bytes that reading a context takes, known before the work starts.
 struct MemoryPlan {
-    std::size_t weights = 0;         // mapped from the file
-    std::size_t repacked = 0;        // copies of weights in the processor's layout
-    std::size_t hidden = 0;          // hidden states of the whole context
-    std::size_t layer_kv = 0;        // one layer's keys and values before eviction
-    std::size_t layer_weights = 0;   // one layer's matrices in fp32
-    std::size_t layer_work = 0;      // activations of a chunk, observation of a layer
-    std::size_t kv_full = 0;         // the whole cache, nothing evicted
-    std::size_t kv_kept = 0;         // the cache at the budget
+    std::size_t weights = 0;        // mapped from the file
+    std::size_t repacked = 0;       // copies of weights in the processor's layout
+    std::size_t hidden = 0;         // hidden states of the whole context
+    std::size_t layer_kv = 0;       // one layer's keys and values before eviction
+    std::size_t layer_weights = 0;  // one layer's matrices in fp32
+    std::size_t layer_work = 0;     // activations of a chunk, observation of a layer
+    std::size_t kv_full = 0;        // the whole cache, nothing evicted
+    std::size_t kv_kept = 0;        // the cache at the budget
 
     std::size_t layer_scratch() const { return layer_kv + layer_weights + layer_work; }
     // Above the weights, at the most.

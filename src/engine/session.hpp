@@ -19,8 +19,13 @@ struct Sampling {
 // and says is its own.
 class Session {
   public:
-    Session(DecoderGraph& decoder, const RaggedCache& context, std::uint32_t context_length, Sampling sampling)
-        : decoder_(decoder), cache_(context), context_length_(context_length), sampling_(sampling), random_(sampling.seed) {}
+    Session(DecoderGraph& decoder, const RaggedCache& context, std::uint32_t context_length,
+            Sampling sampling)
+        : decoder_(decoder),
+          cache_(context),
+          context_length_(context_length),
+          sampling_(sampling),
+          random_(sampling.seed) {}
 
     // Reads tokens and returns the logits after the last one; throws Error if they exceed the context length.
     std::span<const float> read(std::span<const int> tokens);

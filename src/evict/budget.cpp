@@ -23,8 +23,9 @@ Budget Budget::parse(const std::string& text) {
         return {value / 100, true};
     }
     if (value < 1 || value != std::floor(value))
-        throw Error("budget '" + text + "' must be a whole number of tokens, at least 1; a share is written with %",
-                    Error::Kind::usage);
+        throw Error(
+            "budget '" + text + "' must be a whole number of tokens, at least 1; a share is written with %",
+            Error::Kind::usage);
     return {value, false};
 }
 
@@ -36,6 +37,8 @@ std::size_t Budget::entries(std::uint32_t n, std::size_t heads) const {
     return floor_count(tokens_per_head(n) * double(heads));
 }
 
-std::size_t floor_count(double x) { return std::size_t(std::floor(x + 1e-9)); }
+std::size_t floor_count(double x) {
+    return std::size_t(std::floor(x + 1e-9));
+}
 
 }  // namespace holdfast

@@ -8,7 +8,8 @@ namespace holdfast {
 void Cascade::add_layer(std::span<const float> scores, const Retain& retain) {
     const std::size_t past = scores.size() / kv_heads_;
     for (std::uint32_t h = 0; h < kv_heads_; ++h)
-        heads_.emplace_back(scores.begin() + std::ptrdiff_t(h * past), scores.begin() + std::ptrdiff_t((h + 1) * past));
+        heads_.emplace_back(scores.begin() + std::ptrdiff_t(h * past),
+                            scores.begin() + std::ptrdiff_t((h + 1) * past));
 
     std::vector<float> all;
     for (const std::vector<float>& head : heads_) all.insert(all.end(), head.begin(), head.end());

@@ -39,10 +39,11 @@ std::vector<std::uint32_t> secured_tokens(std::span<const float> mean_attention,
     std::iota(order.begin(), order.end(), 0u);
     // Only the first at_most + 1 matter; ties go to the lower position.
     const std::size_t sorted = std::min(order.size(), at_most + 1);
-    std::partial_sort(order.begin(), order.begin() + std::ptrdiff_t(sorted), order.end(),
-                      [&](std::uint32_t a, std::uint32_t b) {
-                          return mean_attention[a] != mean_attention[b] ? mean_attention[a] > mean_attention[b] : a < b;
-                      });
+    std::partial_sort(
+        order.begin(), order.begin() + std::ptrdiff_t(sorted), order.end(),
+        [&](std::uint32_t a, std::uint32_t b) {
+            return mean_attention[a] != mean_attention[b] ? mean_attention[a] > mean_attention[b] : a < b;
+        });
     double cumulative = 0;
     std::size_t count = 0;
     for (; count < std::min(sorted, at_most); ++count) {

@@ -24,7 +24,8 @@ TEST(Budget, Counts) {
 
 // Breaks if one of these is taken for a budget.
 TEST(Budget, RefusesWhatIsNone) {
-    for (const char* text : {"", "%", "0%", "-5%", "101%", "0", "-3", "0.2", "20 %", "1e400", "nan", "ten", "20%%"})
+    for (const char* text :
+         {"", "%", "0%", "-5%", "101%", "0", "-3", "0.2", "20 %", "1e400", "nan", "ten", "20%%"})
         EXPECT_THROW(Budget::parse(text), Error) << text;
 }
 
@@ -41,7 +42,8 @@ TEST(Observation, EqualsItsDefinition) {
             for (float& x : weights) x = uniform(random);
             const WindowAttention attention{weights.data(), stride, rows, past, window};
             std::vector<float> rescale, risk(past), mean(past);
-            for (int r = 0; r < rows; ++r) rescale.push_back(pooled_rescale(attention.row(r).first(past), kernel));
+            for (int r = 0; r < rows; ++r)
+                rescale.push_back(pooled_rescale(attention.row(r).first(past), kernel));
             const std::uint32_t middle = past / 2;  // in two parts, as threads do it
             reduce_columns(attention, rescale, kernel, 0, middle, risk.data(), mean.data());
             reduce_columns(attention, rescale, kernel, middle, past, risk.data(), mean.data());
@@ -53,13 +55,16 @@ TEST(Observation, EqualsItsDefinition) {
                 double before = 0, after = 0;
                 for (int j = 0; j < int(past); ++j) {
                     for (int i = j - kernel / 2; i < j - kernel / 2 + kernel; ++i)
-                        if (i >= 0 && i < int(past)) pooled[std::size_t(j)] += double(attention.row(r)[std::size_t(i)]) / kernel;
+                        if (i >= 0 && i < int(past))
+                            pooled[std::size_t(j)] += double(attention.row(r)[std::size_t(i)]) / kernel;
                     before += double(attention.row(r)[std::size_t(j)]);
                     after += pooled[std::size_t(j)];
                     average[std::size_t(j)] += double(attention.row(r)[std::size_t(j)]) / rows;
                 }
-                for (std::uint32_t j = 0; j < past; ++j) worst[j] = std::max(worst[j], pooled[j] * before / after);
-                for (std::uint32_t j = past; j < past + window; ++j) mass += double(attention.row(r)[j]) / rows;
+                for (std::uint32_t j = 0; j < past; ++j)
+                    worst[j] = std::max(worst[j], pooled[j] * before / after);
+                for (std::uint32_t j = past; j < past + window; ++j)
+                    mass += double(attention.row(r)[j]) / rows;
             }
             for (std::uint32_t j = 0; j < past; ++j) {
                 ASSERT_NEAR(risk[j], worst[j], 1e-5) << past << " tokens, kernel " << kernel;
@@ -94,7 +99,8 @@ TEST(Defensive, FirstStageForcesTheFewestThatSecureTheMass) {
 
 // Breaks if values of norm zero (no head adds anything) make scores that aren't numbers.
 TEST(Defensive, ZeroNormsStayFinite) {
-    DefensiveInput input{2, 40, std::vector<float>(80, .1f), std::vector<float>(80, .01f), std::vector<float>(80, 0), 0.2};
+    DefensiveInput input{
+        2, 40, std::vector<float>(80, .1f), std::vector<float>(80, .01f), std::vector<float>(80, 0), 0.2};
     const DefensiveScores scores = defensive_scores(input, {}, 36);
     for (float score : scores.past) ASSERT_TRUE(std::isfinite(score));
 }
@@ -122,13 +128,15 @@ TEST(Cascade, EqualsTheChoiceFromAllLayersAtOnce) {
         std::size_t most = 0;
         for (std::uint32_t l = 0; l < layers; ++l) {
             for (std::uint32_t h = 0; h < heads; ++h)
-                for (std::uint32_t j = 0; j < past; ++j) kept[l * heads + h].push_back((l * heads + h) * past + j);
-            cascade.add_layer({all.data() + l * heads * past, heads * past},
-                              [&](std::uint32_t layer, std::uint32_t head, std::span<const std::uint32_t> slots) {
-                                  auto& list = kept[layer * heads + head];
-                                  for (std::size_t i = 0; i < slots.size(); ++i) list[i] = list[slots[i]];
-                                  list.resize(slots.size());
-                              });
+                for (std::uint32_t j = 0; j < past; ++j)
+                    kept[l * heads + h].push_back((l * heads + h) * past + j);
+            cascade.add_layer(
+                {all.data() + l * heads * past, heads * past},
+                [&](std::uint32_t layer, std::uint32_t head, std::span<const std::uint32_t> slots) {
+                    auto& list = kept[layer * heads + head];
+                    for (std::size_t i = 0; i < slots.size(); ++i) list[i] = list[slots[i]];
+                    list.resize(slots.size());
+                });
             std::size_t now = 0;
             for (const auto& list : kept) now += list.size();
             most = std::max(most, now);

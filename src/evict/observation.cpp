@@ -30,19 +30,21 @@ float pooled_rescale(std::span<const float> past, int kernel) {
     return after > 0 ? float(before / after) : 1.0f;
 }
 
-void reduce_columns(const WindowAttention& attention, std::span<const float> rescale, int kernel, std::uint32_t begin,
-                    std::uint32_t end, float* risk, float* mean) {
+void reduce_columns(const WindowAttention& attention, std::span<const float> rescale, int kernel,
+                    std::uint32_t begin, std::uint32_t end, float* risk, float* mean) {
     std::fill(risk + begin, risk + end, 0.0f);
     std::fill(mean + begin, mean + end, 0.0f);
     const std::uint32_t inner_begin = std::max(begin, std::uint32_t(kernel));
-    const std::uint32_t inner_end = std::max(inner_begin, std::min(end, attention.past - std::min(attention.past, std::uint32_t(kernel))));
+    const std::uint32_t inner_end = std::max(
+        inner_begin, std::min(end, attention.past - std::min(attention.past, std::uint32_t(kernel))));
     for (int r = 0; r < attention.rows; ++r) {
         const float* row = attention.row(r).data();
         const float factor = rescale[std::size_t(r)];
         for (std::uint32_t j = begin; j < end; ++j) mean[j] += row[j];
         for (std::uint32_t j = begin; j < std::min(end, inner_begin); ++j)
             risk[j] = std::max(risk[j], pooled(row, j, attention.past, kernel) * factor);
-        for (std::uint32_t j = inner_begin; j < inner_end; ++j) {  // no edge in sight: a plain, vectorizable sum
+        for (std::uint32_t j = inner_begin; j < inner_end;
+             ++j) {  // no edge in sight: a plain, vectorizable sum
             float sum = 0;
             for (int i = 0; i < kernel; ++i) sum += row[j - std::uint32_t(kernel / 2) + std::uint32_t(i)];
             risk[j] = std::max(risk[j], sum / float(kernel) * factor);

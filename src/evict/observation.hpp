@@ -29,8 +29,8 @@ float pooled_rescale(std::span<const float> past, int kernel);
 //   risk[j] = max over rows of rescale[r] · pool(A[r])[j]
 //   mean[j] = mean over rows of A[r, j]
 // risk and mean point at column 0 of the head.
-void reduce_columns(const WindowAttention& attention, std::span<const float> rescale, int kernel, std::uint32_t begin,
-                    std::uint32_t end, float* risk, float* mean);
+void reduce_columns(const WindowAttention& attention, std::span<const float> rescale, int kernel,
+                    std::uint32_t begin, std::uint32_t end, float* risk, float* mean);
 
 // Mean over rows of the attention that the window's own columns get. `reference` sums the columns
 // [past - window, past) instead, as the published code does.

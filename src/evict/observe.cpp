@@ -12,7 +12,9 @@ namespace {
 
 constexpr std::uint32_t columns_of_task = 1024;
 
-std::size_t row_stride(std::uint32_t tokens) { return pages_for(tokens) * page_tokens; }
+std::size_t row_stride(std::uint32_t tokens) {
+    return pages_for(tokens) * page_tokens;
+}
 
 std::size_t workspace_floats(int rows, int head_dim) {
     return (attention_workspace(rows, head_dim) + 15) / 16 * 16;
@@ -72,8 +74,9 @@ void Observer::observe_attention(const LayerView& layer, int head, DefensiveInpu
     const std::size_t offset = result.at(std::uint32_t(head), 0);
     parallel_(int((result.past + columns_of_task - 1) / columns_of_task), [&](int index, int) {
         const std::uint32_t begin = std::uint32_t(index) * columns_of_task;
-        reduce_columns(attention, rescale_, settings_.kernel, begin, std::min(result.past, begin + columns_of_task),
-                       result.risk.data() + offset, result.mean_attention.data() + offset);
+        reduce_columns(attention, rescale_, settings_.kernel, begin,
+                       std::min(result.past, begin + columns_of_task), result.risk.data() + offset,
+                       result.mean_attention.data() + offset);
     });
     result.window_mass += window_mass(attention, settings_.reference) / layer.kv_heads;
 }
@@ -84,17 +87,19 @@ void Observer::observe_values(const LayerView& layer, DefensiveInput& result) {
     parallel_(pages * layer.kv_heads, [&](int index, int thread) {
         const int head = index / pages, page = index % pages;
         const std::uint32_t begin = std::uint32_t(page) * page_tokens;
-        projected_value_norms(layer.pages[std::size_t(head)][page], int(std::min<std::uint32_t>(page_tokens, result.past - begin)),
-                              layer.head_dim, layer.output, head * layer.group, layer.group,
+        projected_value_norms(layer.pages[std::size_t(head)][page],
+                              int(std::min<std::uint32_t>(page_tokens, result.past - begin)), layer.head_dim,
+                              layer.output, head * layer.group, layer.group,
                               result.vnorm.data() + result.at(std::uint32_t(head), begin),
                               workspaces_.as<float>() + std::size_t(thread) * workspace);
     });
 }
 
-std::size_t Observer::bytes_for(int kv_heads, int group, int head_dim, std::uint32_t tokens, std::uint32_t window,
-                                int threads) {
+std::size_t Observer::bytes_for(int kv_heads, int group, int head_dim, std::uint32_t tokens,
+                                std::uint32_t window, int threads) {
     const int rows = group * int(window);
-    const std::size_t layer_results = std::size_t(4) * std::size_t(kv_heads) * tokens;  // risk, mean, norms, scores
+    const std::size_t layer_results =
+        std::size_t(4) * std::size_t(kv_heads) * tokens;  // risk, mean, norms, scores
     return (std::size_t(rows) * (row_stride(tokens) + std::size_t(head_dim)) + layer_results +
             workspace_floats(rows, head_dim) * std::size_t(threads)) *
            sizeof(float);

@@ -19,10 +19,10 @@ struct LayerView {
     int group = 0;  // query heads of a KV head
     int head_dim = 0;
     float scale = 1;
-    std::uint32_t tokens = 0;                      // n, more than the window
-    std::vector<const fp16_t* const*> pages;       // of each KV head
-    const float* queries = nullptr;                // [kv_heads · group, window, head_dim], after rotation
-    PackedMatrix output;                           // the output projection
+    std::uint32_t tokens = 0;                 // n, more than the window
+    std::vector<const fp16_t* const*> pages;  // of each KV head
+    const float* queries = nullptr;           // [kv_heads · group, window, head_dim], after rotation
+    PackedMatrix output;                      // the output projection
 };
 
 // Runs task(index, thread) for every index of [0, count), spread over threads.
@@ -36,8 +36,8 @@ class Observer {
 
     DefensiveInput observe(const LayerView& layer);
 
-    static std::size_t bytes_for(int kv_heads, int group, int head_dim, std::uint32_t tokens, std::uint32_t window,
-                                 int threads);
+    static std::size_t bytes_for(int kv_heads, int group, int head_dim, std::uint32_t tokens,
+                                 std::uint32_t window, int threads);
 
   private:
     void observe_attention(const LayerView& layer, int head, DefensiveInput& result);

@@ -17,7 +17,9 @@ namespace HWY_NAMESPACE {
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 // With few rows a page is promoted to fp32 on the fly; with several tiles of rows it pays to do it once.
-HWY_INLINE bool PromoteFirst(const AttentionTask& task) { return task.rows > kTileRows; }
+HWY_INLINE bool PromoteFirst(const AttentionTask& task) {
+    return task.rows > kTileRows;
+}
 
 HWY_INLINE void PrefetchHalfPage(const fp16_t* half, int head_dim) {
     constexpr int line = 32;  // fp16 in a cache line
@@ -37,32 +39,35 @@ HWY_INLINE void ScorePage(const AttentionTask& task, const fp16_t* page, float* 
 }
 
 // output [rows, padded_head_dim] += weights [rows, attention_block] · the first `tokens` values of a page.
-HWY_INLINE void AddValues(const AttentionTask& task, const fp16_t* page, std::size_t tokens, const float* weights,
-                          float* output, float* promoted) {
+HWY_INLINE void AddValues(const AttentionTask& task, const fp16_t* page, std::size_t tokens,
+                          const float* weights, float* output, float* promoted) {
     const int padded = padded_head_dim(task.head_dim);
     const fp16_t* values = page_values(page, task.head_dim);
     const std::size_t row = std::size_t(task.head_dim), stride = std::size_t(padded);
     if (!PromoteFirst(task) && padded == task.head_dim) {
         for (int column = 0; column < padded; column += kPanel)
-            PanelRows(task.rows, tokens, weights, attention_block, values + column, row, output + column, stride, true);
+            PanelRows(task.rows, tokens, weights, attention_block, values + column, row, output + column,
+                      stride, true);
         return;
     }
     if (padded == task.head_dim) {
         Promote(values, tokens * row, promoted);
     } else {
         for (std::size_t t = 0; t < tokens; ++t) {
-            for (std::size_t i = 0; i < row; ++i) promoted[t * stride + i] = fp16_to_fp32(values[t * row + i]);
+            for (std::size_t i = 0; i < row; ++i)
+                promoted[t * stride + i] = fp16_to_fp32(values[t * row + i]);
             std::fill(promoted + t * stride + row, promoted + (t + 1) * stride, 0.0f);
         }
     }
     for (int column = 0; column < padded; column += kPanel)
-        PanelRows(task.rows, tokens, weights, attention_block, promoted + column, stride, output + column, stride, true);
+        PanelRows(task.rows, tokens, weights, attention_block, promoted + column, stride, output + column,
+                  stride, true);
 }
 
 // Scores of one row's block → weights exp(score - new maximum), 0 from `seen` on; updates the row's
 // maximum, sum and output.
-HWY_INLINE void AdvanceRow(float* scores, std::uint32_t seen, std::uint32_t columns, float& maximum, float& sum,
-                           float* output, int padded) {
+HWY_INLINE void AdvanceRow(float* scores, std::uint32_t seen, std::uint32_t columns, float& maximum,
+                           float& sum, float* output, int padded) {
     const Floats d;
     if (seen == 0) {
         std::fill(scores, scores + columns, 0.0f);
@@ -80,8 +85,7 @@ HWY_INLINE void AdvanceRow(float* scores, std::uint32_t seen, std::uint32_t colu
         total.Add(int(i / kLanes % (16 / kLanes)), weight);
     }
     if (now != maximum) {
-        const float fade =
-            maximum == kNone ? 0.0f : hn::GetLane(ExpNonPositive(hn::Set(d, maximum - now)));
+        const float fade = maximum == kNone ? 0.0f : hn::GetLane(ExpNonPositive(hn::Set(d, maximum - now)));
         sum *= fade;
         for (int i = 0; i < padded; i += kLanes)
             hn::StoreU(hn::Mul(hn::LoadU(d, output + i), hn::Set(d, fade)), d, output + i);
@@ -115,12 +119,14 @@ void Attend(const AttentionTask& task, const AttentionPartial& result, float* wo
         for (int r = 0; r < task.rows; ++r) {
             const std::uint32_t visible = task.visible[r];
             const std::uint32_t seen = visible <= begin ? 0 : std::min(count, visible - begin);
-            AdvanceRow(scores + std::size_t(r) * attention_block, seen, pages * page_tokens, result.maximum[r],
-                       result.sum[r], result.output + std::size_t(r) * std::size_t(padded), padded);
+            AdvanceRow(scores + std::size_t(r) * attention_block, seen, pages * page_tokens,
+                       result.maximum[r], result.sum[r], result.output + std::size_t(r) * std::size_t(padded),
+                       padded);
         }
         for (std::uint32_t p = 0; p < pages; ++p)
-            AddValues(task, task.pages[first + p], std::min<std::size_t>(page_tokens, count - p * page_tokens),
-                      scores + p * page_tokens, result.output, promoted);
+            AddValues(task, task.pages[first + p],
+                      std::min<std::size_t>(page_tokens, count - p * page_tokens), scores + p * page_tokens,
+                      result.output, promoted);
     }
 }
 
@@ -178,9 +184,11 @@ void StoreToken(fp16_t* page, int slot, int head_dim, const float* key, const fl
     alignas(64) fp16_t column[kLanes];
     int i = 0;
     for (; i + kLanes <= head_dim; i += kLanes) {
-        hn::StoreU(hn::DemoteTo(half, hn::LoadU(d, key + i)), half, reinterpret_cast<hwy::float16_t*>(column));
+        hn::StoreU(hn::DemoteTo(half, hn::LoadU(d, key + i)), half,
+                   reinterpret_cast<hwy::float16_t*>(column));
         for (int j = 0; j < kLanes; ++j) keys[(i + j) * page_tokens] = column[j];
-        hn::StoreU(hn::DemoteTo(half, hn::LoadU(d, value + i)), half, reinterpret_cast<hwy::float16_t*>(values + i));
+        hn::StoreU(hn::DemoteTo(half, hn::LoadU(d, value + i)), half,
+                   reinterpret_cast<hwy::float16_t*>(values + i));
     }
     for (; i < head_dim; ++i) {
         keys[i * page_tokens] = fp32_to_fp16(key[i]);

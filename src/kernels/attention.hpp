@@ -27,14 +27,17 @@ struct AttentionTask {
 // Σ exp(score - maximum) · value, not yet divided by the sum. A row that saw no slot has maximum -inf and
 // sum 0.
 struct AttentionPartial {
-    float* output = nullptr;  // [rows, head_dim rounded up to 32]
+    float* output = nullptr;   // [rows, head_dim rounded up to 32]
     float* maximum = nullptr;  // [rows]
     float* sum = nullptr;      // [rows]
 };
 
-constexpr int padded_head_dim(int head_dim) { return (head_dim + 31) / 32 * 32; }
+constexpr int padded_head_dim(int head_dim) {
+    return (head_dim + 31) / 32 * 32;
+}
 constexpr std::size_t attention_workspace(int rows, int head_dim) {  // floats, aligned to 64 bytes
-    return std::size_t(rows) * attention_block + std::size_t(page_tokens) * std::size_t(padded_head_dim(head_dim));
+    return std::size_t(rows) * attention_block +
+           std::size_t(page_tokens) * std::size_t(padded_head_dim(head_dim));
 }
 
 void attend(const AttentionTask& task, const AttentionPartial& result, float* workspace);

@@ -37,8 +37,8 @@ struct Pages {
             // What lies behind the last token must not matter, as long as it is finite.
             memory.emplace_back(page_elements(dim), fp32_to_fp16(60000.0f));
         for (std::uint32_t t = 0; t < tokens; ++t)
-            store_token(memory[t / page_tokens].data(), int(t % page_tokens), dim, &keys[t * std::size_t(dim)],
-                        &values[t * std::size_t(dim)]);
+            store_token(memory[t / page_tokens].data(), int(t % page_tokens), dim,
+                        &keys[t * std::size_t(dim)], &values[t * std::size_t(dim)]);
         for (const auto& page : memory) list.push_back(page.data());
         for (float& x : keys) x = fp16_to_fp32(fp32_to_fp16(x));
         for (float& x : values) x = fp16_to_fp32(fp32_to_fp16(x));
@@ -51,13 +51,15 @@ std::vector<double> plain_attention(const Pages& pages, const float* query, std:
     double maximum = -INFINITY, sum = 0;
     const auto dim = std::size_t(pages.head_dim);
     for (std::uint32_t t = 0; t < visible; ++t) {
-        for (std::size_t i = 0; i < dim; ++i) weights[t] += double(query[i]) * double(pages.keys[t * dim + i]);
+        for (std::size_t i = 0; i < dim; ++i)
+            weights[t] += double(query[i]) * double(pages.keys[t * dim + i]);
         maximum = std::max(maximum, weights[t]);
     }
     for (double& weight : weights) sum += weight = std::exp(weight - maximum);
     std::vector<double> output(dim);
     for (std::uint32_t t = 0; t < visible; ++t)
-        for (std::size_t i = 0; i < dim; ++i) output[i] += weights[t] / sum * double(pages.values[t * dim + i]);
+        for (std::size_t i = 0; i < dim; ++i)
+            output[i] += weights[t] / sum * double(pages.values[t * dim + i]);
     return output;
 }
 
@@ -102,15 +104,16 @@ class EveryTarget : public ::testing::Test {
 // Breaks if a tile, a tail, the mask, the online softmax or the combination of splits is wrong, or if two
 // instruction sets differ in a single bit.
 TEST_F(EveryTarget, AttentionEqualsThePlainOne) {
-    const Shape shapes[] = {{1, 64, 1},    {3, 64, 31},   {3, 64, 32},   {3, 64, 33},  {4, 128, 129}, {1, 40, 300},
-                            {8, 80, 257},  {7, 16, 640},  {12, 64, 128}, {13, 64, 500}, {48, 64, 700}, {25, 96, 131},
-                            {5, 256, 1000}};
+    const Shape shapes[] = {{1, 64, 1},    {3, 64, 31},   {3, 64, 32},   {3, 64, 33},   {4, 128, 129},
+                            {1, 40, 300},  {8, 80, 257},  {7, 16, 640},  {12, 64, 128}, {13, 64, 500},
+                            {48, 64, 700}, {25, 96, 131}, {5, 256, 1000}};
     for (const Shape& shape : shapes) {
         const Pages pages(shape.tokens, shape.head_dim);
         const std::vector<float> queries = random_floats(std::size_t(shape.rows * shape.head_dim), 0.4f);
         std::vector<std::uint32_t> visible;
         for (int r = 0; r < shape.rows; ++r)
-            visible.push_back(std::max<std::uint32_t>(1, shape.tokens - std::min(shape.tokens, std::uint32_t(5 * r))));
+            visible.push_back(
+                std::max<std::uint32_t>(1, shape.tokens - std::min(shape.tokens, std::uint32_t(5 * r))));
         for (const std::uint32_t range : {attention_block, 2 * attention_block, 8 * attention_block}) {
             std::vector<float> first;
             for (const SimdTarget& target : simd_targets()) {
@@ -124,7 +127,8 @@ TEST_F(EveryTarget, AttentionEqualsThePlainOne) {
                     plain_attention(pages, queries.data() + r * shape.head_dim, visible[std::size_t(r)]);
                 for (int i = 0; i < shape.head_dim; ++i)
                     ASSERT_NEAR(first[std::size_t(r * shape.head_dim + i)], plain[std::size_t(i)], 2e-5)
-                        << shape.rows << " rows, head " << shape.head_dim << ", " << shape.tokens << " tokens, row " << r;
+                        << shape.rows << " rows, head " << shape.head_dim << ", " << shape.tokens
+                        << " tokens, row " << r;
             }
         }
     }
@@ -145,7 +149,8 @@ TEST_F(EveryTarget, ARowDoesNotDependOnItsNeighbours) {
             const std::vector<float> query(queries.begin() + r * 64, queries.begin() + (r + 1) * 64);
             const std::uint32_t seen = visible[std::size_t(r)];
             const std::vector<float> alone = run_attention(pages, {1, 64, seen}, query, {seen}, 1024);
-            ASSERT_TRUE(std::equal(alone.begin(), alone.end(), together.begin() + r * 64)) << target.name << " row " << r;
+            ASSERT_TRUE(std::equal(alone.begin(), alone.end(), together.begin() + r * 64))
+                << target.name << " row " << r;
         }
     }
 }
@@ -160,9 +165,11 @@ TEST_F(EveryTarget, SoftmaxOfExtremeScores) {
             double maximum = -INFINITY, sum = 0;
             for (std::uint32_t i = 0; i < visible; ++i) maximum = std::max(maximum, double(scores[i]));
             std::vector<double> plain(128);
-            for (std::uint32_t i = 0; i < visible; ++i) sum += plain[i] = std::exp(double(scores[i]) - maximum);
+            for (std::uint32_t i = 0; i < visible; ++i)
+                sum += plain[i] = std::exp(double(scores[i]) - maximum);
             softmax_row(scores.data(), visible, 128);
-            for (std::uint32_t i = 0; i < 128; ++i) ASSERT_NEAR(scores[i], plain[i] / sum, 1e-6) << target.name;
+            for (std::uint32_t i = 0; i < 128; ++i)
+                ASSERT_NEAR(scores[i], plain[i] / sum, 1e-6) << target.name;
         }
     }
 }
@@ -172,24 +179,27 @@ TEST_F(EveryTarget, MatmulEqualsThePlainOne) {
     struct Case {
         int rows, inputs, outputs;
     };
-    for (const auto& [rows, inputs, outputs] : {Case{1, 3, 1}, Case{7, 64, 33}, Case{13, 515, 64}, Case{100, 1100, 31},
-                                                Case{193, 96, 100}}) {
-        const std::vector<float> a = random_floats(std::size_t(rows * inputs)), w = random_floats(std::size_t(outputs * inputs)),
+    for (const auto& [rows, inputs, outputs] :
+         {Case{1, 3, 1}, Case{7, 64, 33}, Case{13, 515, 64}, Case{100, 1100, 31}, Case{193, 96, 100}}) {
+        const std::vector<float> a = random_floats(std::size_t(rows * inputs)),
+                                 w = random_floats(std::size_t(outputs * inputs)),
                                  bias = random_floats(std::size_t(outputs));
         std::vector<float> panels(PackedMatrix::elements(outputs, inputs)), scratch(std::size_t(32 * inputs));
         const PackedMatrix packed{panels.data(), outputs, inputs};
         for (int i = 0; i < packed.panel_count(); ++i)
             pack_panel(
                 panels.data(), i, outputs, inputs,
-                [&, n = inputs](int row, float* to) { std::copy_n(w.data() + row * n, n, to); }, scratch.data());
+                [&, n = inputs](int row, float* to) { std::copy_n(w.data() + row * n, n, to); },
+                scratch.data());
         std::vector<float> first;
         for (const SimdTarget& target : simd_targets()) {
             use_simd_target(target.name);
             std::vector<float> c(std::size_t(rows * outputs), NAN);
             const int middle = packed.panel_count() / 2;
-            matmul(rows, a.data(), std::size_t(inputs), packed, 0, middle, bias.data(), c.data(), std::size_t(outputs));
-            matmul(rows, a.data(), std::size_t(inputs), packed, middle, packed.panel_count(), bias.data(), c.data(),
+            matmul(rows, a.data(), std::size_t(inputs), packed, 0, middle, bias.data(), c.data(),
                    std::size_t(outputs));
+            matmul(rows, a.data(), std::size_t(inputs), packed, middle, packed.panel_count(), bias.data(),
+                   c.data(), std::size_t(outputs));
             if (first.empty()) first = c;
             ASSERT_EQ(c, first) << target.name;
         }
@@ -211,18 +221,20 @@ TEST_F(EveryTarget, ProjectedValueNormsEqualThePlainOnes) {
             const Pages pages(tokens, head_dim);
             const int inputs = heads * head_dim;
             const std::vector<float> w = random_floats(std::size_t(hidden * inputs));
-            std::vector<float> panels(PackedMatrix::elements(hidden, inputs)), scratch(std::size_t(32 * inputs));
+            std::vector<float> panels(PackedMatrix::elements(hidden, inputs)),
+                scratch(std::size_t(32 * inputs));
             const PackedMatrix packed{panels.data(), hidden, inputs};
             for (int i = 0; i < packed.panel_count(); ++i)
                 pack_panel(
                     panels.data(), i, hidden, inputs,
-                    [&](int row, float* to) { std::copy_n(w.data() + row * inputs, inputs, to); }, scratch.data());
+                    [&](int row, float* to) { std::copy_n(w.data() + row * inputs, inputs, to); },
+                    scratch.data());
             std::vector<float> first;
             for (const SimdTarget& target : simd_targets()) {
                 use_simd_target(target.name);
                 std::vector<float> norms(tokens), workspace(std::size_t(32 * head_dim));
-                projected_value_norms(pages.list[0], int(tokens), head_dim, packed, first_head, group, norms.data(),
-                                      workspace.data());
+                projected_value_norms(pages.list[0], int(tokens), head_dim, packed, first_head, group,
+                                      norms.data(), workspace.data());
                 if (first.empty()) first = norms;
                 ASSERT_EQ(norms, first) << target.name;
             }

@@ -54,18 +54,19 @@ void matmul(int rows, const float* a, std::size_t a_stride, const PackedMatrix& 
     HWY_DYNAMIC_DISPATCH(Matmul)(rows, a, a_stride, weights, panel_begin, panel_end, bias, c, c_stride);
 }
 
-void pack_panel(float* panels, int index, int outputs, int inputs, const std::function<void(int, float*)>& row,
-                float* scratch) {
+void pack_panel(float* panels, int index, int outputs, int inputs,
+                const std::function<void(int, float*)>& row, float* scratch) {
     const int begin = index * 32, count = std::min(32, outputs - begin);
     for (int i = 0; i < count; ++i) row(begin + i, scratch + std::size_t(i) * std::size_t(inputs));
-    std::fill(scratch + std::size_t(count) * std::size_t(inputs), scratch + std::size_t(32) * std::size_t(inputs),
-              0.0f);
+    std::fill(scratch + std::size_t(count) * std::size_t(inputs),
+              scratch + std::size_t(32) * std::size_t(inputs), 0.0f);
     float* panel = panels + std::size_t(index) * std::size_t(inputs) * 32;
     constexpr int tile = 16;  // one cache line of each of the 32 rows
     for (int k0 = 0; k0 < inputs; k0 += tile)
         for (int i = 0; i < 32; ++i) {
             const float* from = scratch + std::size_t(i) * std::size_t(inputs);
-            for (int k = k0; k < std::min(k0 + tile, inputs); ++k) panel[std::size_t(k) * 32 + std::size_t(i)] = from[k];
+            for (int k = k0; k < std::min(k0 + tile, inputs); ++k)
+                panel[std::size_t(k) * 32 + std::size_t(i)] = from[k];
         }
 }
 

@@ -22,8 +22,8 @@ struct PackedMatrix {
 
 // Writes panel `index`; row(i, to) must write row i of W, `inputs` floats.
 // scratch: [32, inputs].
-void pack_panel(float* panels, int index, int outputs, int inputs, const std::function<void(int, float*)>& row,
-                float* scratch);
+void pack_panel(float* panels, int index, int outputs, int inputs,
+                const std::function<void(int, float*)>& row, float* scratch);
 
 // C[0..rows, panels [panel_begin, panel_end)] = A · Wᵀ + bias. A [rows, inputs] with a_stride floats from
 // row to row, C [rows, outputs] with c_stride; bias [outputs] or null.

@@ -12,14 +12,28 @@ namespace holdfast {
 
 constexpr int page_tokens = 32;
 
-constexpr std::size_t page_elements(int head_dim) { return std::size_t(2) * page_tokens * std::size_t(head_dim); }
-constexpr std::size_t page_bytes(int head_dim) { return page_elements(head_dim) * sizeof(fp16_t); }
+constexpr std::size_t page_elements(int head_dim) {
+    return std::size_t(2) * page_tokens * std::size_t(head_dim);
+}
+constexpr std::size_t page_bytes(int head_dim) {
+    return page_elements(head_dim) * sizeof(fp16_t);
+}
 
-inline fp16_t* page_keys(fp16_t* page) { return page; }
-inline const fp16_t* page_keys(const fp16_t* page) { return page; }
-inline fp16_t* page_values(fp16_t* page, int head_dim) { return page + page_tokens * head_dim; }
-inline const fp16_t* page_values(const fp16_t* page, int head_dim) { return page + page_tokens * head_dim; }
+inline fp16_t* page_keys(fp16_t* page) {
+    return page;
+}
+inline const fp16_t* page_keys(const fp16_t* page) {
+    return page;
+}
+inline fp16_t* page_values(fp16_t* page, int head_dim) {
+    return page + page_tokens * head_dim;
+}
+inline const fp16_t* page_values(const fp16_t* page, int head_dim) {
+    return page + page_tokens * head_dim;
+}
 
-constexpr std::size_t pages_for(std::size_t tokens) { return (tokens + page_tokens - 1) / page_tokens; }
+constexpr std::size_t pages_for(std::size_t tokens) {
+    return (tokens + page_tokens - 1) / page_tokens;
+}
 
 }  // namespace holdfast

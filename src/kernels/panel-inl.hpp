@@ -28,7 +28,7 @@ using Floats = hn::CappedTag<float, 16>;
 using Vector = hn::Vec<Floats>;
 constexpr int kLanes = int(hn::MaxLanes(Floats()));
 constexpr int kPanel = 32;
-constexpr int kVectors = kPanel / kLanes;     // of one panel row
+constexpr int kVectors = kPanel / kLanes;         // of one panel row
 constexpr int kTileRows = kLanes == 16 ? 12 : 3;  // as many as the registers hold
 
 // a·b + c, rounded once on every target.
@@ -46,7 +46,9 @@ HWY_INLINE Vector FusedMulAdd(Vector a, Vector b, Vector c) {
 #endif
 }
 
-HWY_INLINE Vector LoadFloats(const float* from) { return hn::LoadU(Floats(), from); }
+HWY_INLINE Vector LoadFloats(const float* from) {
+    return hn::LoadU(Floats(), from);
+}
 HWY_INLINE Vector LoadFloats(const std::uint16_t* from) {  // fp16
     const hn::Rebind<hwy::float16_t, Floats> half;
     return hn::PromoteTo(Floats(), hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(from)));

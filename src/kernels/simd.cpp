@@ -10,7 +10,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace holdfast {
 namespace HWY_NAMESPACE {
-std::int64_t Target() { return HWY_TARGET; }
+std::int64_t Target() {
+    return HWY_TARGET;
+}
 }  // namespace HWY_NAMESPACE
 }  // namespace holdfast
 HWY_AFTER_NAMESPACE();
@@ -44,7 +46,9 @@ void use_simd_target(const std::string& name) {
     throw Error("no instruction set '" + name + "' here; there are: " + known, Error::Kind::usage);
 }
 
-std::string current_simd_target() { return hwy::TargetName(HWY_DYNAMIC_DISPATCH(Target)()); }
+std::string current_simd_target() {
+    return hwy::TargetName(HWY_DYNAMIC_DISPATCH(Target)());
+}
 
 }  // namespace holdfast
 #endif

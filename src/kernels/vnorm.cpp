@@ -11,8 +11,8 @@ HWY_BEFORE_NAMESPACE();
 namespace holdfast {
 namespace HWY_NAMESPACE {
 
-void ProjectedValueNorms(const fp16_t* page, int tokens, int head_dim, const PackedMatrix& output, int first_head,
-                         int group, float* norms, float* workspace) {
+void ProjectedValueNorms(const fp16_t* page, int tokens, int head_dim, const PackedMatrix& output,
+                         int first_head, int group, float* norms, float* workspace) {
     const Floats d;
     const std::size_t depth = std::size_t(head_dim);
     const fp16_t* values = page_values(page, head_dim);
@@ -26,7 +26,8 @@ void ProjectedValueNorms(const fp16_t* page, int tokens, int head_dim, const Pac
             const float* weights = output.panel(index) + std::size_t(head) * depth * kPanel;
             PanelRows(tokens, depth, workspace, depth, weights, kPanel, projected, kPanel, false);
             for (int i = 0; i < tokens * kPanel; i += kLanes)
-                hn::Store(hn::Add(hn::Load(d, absolute + i), hn::Abs(hn::Load(d, projected + i))), d, absolute + i);
+                hn::Store(hn::Add(hn::Load(d, absolute + i), hn::Abs(hn::Load(d, projected + i))), d,
+                          absolute + i);
         }
     for (int t = 0; t < tokens; ++t) {
         LaneSum total;
@@ -45,9 +46,10 @@ namespace holdfast {
 
 HWY_EXPORT(ProjectedValueNorms);
 
-void projected_value_norms(const fp16_t* page, int tokens, int head_dim, const PackedMatrix& output, int first_head,
-                           int group, float* norms, float* workspace) {
-    HWY_DYNAMIC_DISPATCH(ProjectedValueNorms)(page, tokens, head_dim, output, first_head, group, norms, workspace);
+void projected_value_norms(const fp16_t* page, int tokens, int head_dim, const PackedMatrix& output,
+                           int first_head, int group, float* norms, float* workspace) {
+    HWY_DYNAMIC_DISPATCH(ProjectedValueNorms)
+    (page, tokens, head_dim, output, first_head, group, norms, workspace);
 }
 
 }  // namespace holdfast

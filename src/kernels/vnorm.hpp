@@ -11,7 +11,7 @@ namespace holdfast {
 //   output: the packed output projection [hidden, query heads · head_dim]
 //   first_head: the KV head's first query head
 //   workspace: [32, head_dim] floats
-void projected_value_norms(const fp16_t* page, int tokens, int head_dim, const PackedMatrix& output, int first_head,
-                           int group, float* norms, float* workspace);
+void projected_value_norms(const fp16_t* page, int tokens, int head_dim, const PackedMatrix& output,
+                           int first_head, int group, float* norms, float* workspace);
 
 }  // namespace holdfast

@@ -8,7 +8,9 @@ namespace {
 
 constexpr std::uint32_t split_slots = 2 * attention_block;  // of one split task
 
-constexpr std::size_t round16(std::size_t floats) { return (floats + 15) / 16 * 16; }  // whole cache lines
+constexpr std::size_t round16(std::size_t floats) {
+    return (floats + 15) / 16 * 16;
+}  // whole cache lines
 
 // How a run's work is cut into tasks: one KV head, a block of tokens and, when split, a range of slots.
 // It depends on the shapes alone, never on the number of threads.
@@ -26,7 +28,9 @@ struct Partition {
 
     static int splits(std::uint32_t longest) { return int((longest + split_slots - 1) / split_slots); }
 
-    std::size_t partial_floats() const { return round16(std::size_t(rows) * std::size_t(padded_head_dim(head_dim) + 2)); }
+    std::size_t partial_floats() const {
+        return round16(std::size_t(rows) * std::size_t(padded_head_dim(head_dim) + 2));
+    }
     AttentionPartial partial(float* memory) const {
         float* maximum = memory + std::size_t(rows) * std::size_t(padded_head_dim(head_dim));
         return {memory, maximum, maximum + rows};
@@ -34,7 +38,8 @@ struct Partition {
     std::size_t query_floats() const { return round16(std::size_t(rows) * std::size_t(head_dim)); }
     std::size_t visible_floats() const { return round16(std::size_t(rows)); }
     std::size_t thread_floats() const {
-        return query_floats() + visible_floats() + partial_floats() + round16(attention_workspace(rows, head_dim));
+        return query_floats() + visible_floats() + partial_floats() +
+               round16(attention_workspace(rows, head_dim));
     }
 };
 
@@ -66,11 +71,13 @@ void store(ggml_tensor* result, int thread, int threads, void* userdata) {
                         of_token(value, t, kv_heads * head_dim) + h * head_dim);
         }
         WindowQueries* observed = call.observed;
-        if (observed == nullptr || call.first_position + std::uint32_t(t) < observed->first_position) continue;
+        if (observed == nullptr || call.first_position + std::uint32_t(t) < observed->first_position)
+            continue;
         const std::uint32_t row = call.first_position + std::uint32_t(t) - observed->first_position;
         for (int h = 0; h < call.heads; ++h)
-            std::copy_n(of_token(query, t, call.heads * head_dim) + h * head_dim, head_dim,
-                        observed->queries.data() + (std::size_t(h) * observed->window + row) * std::size_t(head_dim));
+            std::copy_n(
+                of_token(query, t, call.heads * head_dim) + h * head_dim, head_dim,
+                observed->queries.data() + (std::size_t(h) * observed->window + row) * std::size_t(head_dim));
     }
 }
 
@@ -80,16 +87,16 @@ void gather_queries(const AttentionCall& call, const Partition& cut, const ggml_
     const std::uint32_t length = call.cache->length(call.layer, head);
     for (int t = 0; t < tokens; ++t)
         for (int g = 0; g < cut.group; ++g) {
-            const float* from =
-                of_token(query, first_token + t, call.heads * cut.head_dim) + (head * cut.group + g) * cut.head_dim;
+            const float* from = of_token(query, first_token + t, call.heads * cut.head_dim) +
+                                (head * cut.group + g) * cut.head_dim;
             float* to = rows + (t * cut.group + g) * cut.head_dim;
             for (int i = 0; i < cut.head_dim; ++i) to[i] = from[i] * call.scale;
             visible[t * cut.group + g] = length - std::uint32_t(cut.tokens - first_token - t) + 1;
         }
 }
 
-void write_rows(const AttentionCall& call, const Partition& cut, std::span<const AttentionPartial> partials, int head,
-                int first_token, int tokens, ggml_tensor* output) {
+void write_rows(const AttentionCall& call, const Partition& cut, std::span<const AttentionPartial> partials,
+                int head, int first_token, int tokens, ggml_tensor* output) {
     for (int t = 0; t < tokens; ++t)
         for (int g = 0; g < cut.group; ++g)
             combine_partials(partials, t * cut.group + g, cut.head_dim,
@@ -130,9 +137,10 @@ void attend_tasks(ggml_tensor* result, int thread, int, void* userdata) {
         task.slot_begin = call.split ? std::min(seen, std::uint32_t(split) * split_slots) : 0;
         task.slot_end = call.split ? std::min(seen, std::uint32_t(split + 1) * split_slots) : seen;
         if (call.split) {
-            float* shared = call.scratch->partials.as<float>() +
-                            (std::size_t(head * cut.blocks + block) * std::size_t(splits) + std::size_t(split)) *
-                                cut.partial_floats();
+            float* shared =
+                call.scratch->partials.as<float>() +
+                (std::size_t(head * cut.blocks + block) * std::size_t(splits) + std::size_t(split)) *
+                    cut.partial_floats();
             attend(task, cut.partial(shared), workspace);
         } else {
             const AttentionPartial partial = cut.partial(own_partial);
@@ -154,7 +162,8 @@ void combine(ggml_tensor* result, int thread, int threads, void* userdata) {
             partials[std::size_t(s)] = cut.partial(call.scratch->partials.as<float>() +
                                                    std::size_t(i * splits + s) * cut.partial_floats());
         const int first_token = block * cut.block_tokens;
-        write_rows(call, cut, partials, head, first_token, std::min(cut.block_tokens, cut.tokens - first_token), result);
+        write_rows(call, cut, partials, head, first_token,
+                   std::min(cut.block_tokens, cut.tokens - first_token), result);
     }
 }
 
@@ -174,7 +183,8 @@ void AttentionScratch::prepare(const AttentionCall& call, int tokens, int thread
 }
 
 std::size_t AttentionScratch::bytes_for(int heads, int kv_heads, int head_dim, int tokens, int thread_count) {
-    return Partition(heads, kv_heads, head_dim, tokens).thread_floats() * std::size_t(thread_count) * sizeof(float);
+    return Partition(heads, kv_heads, head_dim, tokens).thread_floats() * std::size_t(thread_count) *
+           sizeof(float);
 }
 
 ggml_tensor* attention_nodes(ggml_context* context, AttentionCall* call, ggml_tensor* query, ggml_tensor* key,
@@ -182,16 +192,17 @@ ggml_tensor* attention_nodes(ggml_context* context, AttentionCall* call, ggml_te
     GGML_ASSERT(ggml_is_contiguous(query) && ggml_is_contiguous(key) && ggml_is_contiguous(value));
     const std::int64_t width = query->ne[0] * query->ne[1], tokens = query->ne[2];
     ggml_tensor* inputs[] = {query, key, value};
-    ggml_tensor* stored = ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, inputs, 3, store, GGML_N_TASKS_MAX, call);
+    ggml_tensor* stored =
+        ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, inputs, 3, store, GGML_N_TASKS_MAX, call);
     ggml_tensor* attended_inputs[] = {query, stored};
     if (!call->split)
         return ggml_custom_4d(context, GGML_TYPE_F32, width, tokens, 1, 1, attended_inputs, 2, attend_tasks,
                               GGML_N_TASKS_MAX, call);
-    ggml_tensor* attended = ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, attended_inputs, 2, attend_tasks,
-                                           GGML_N_TASKS_MAX, call);
+    ggml_tensor* attended = ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, attended_inputs, 2,
+                                           attend_tasks, GGML_N_TASKS_MAX, call);
     ggml_tensor* combined_inputs[] = {query, attended};
-    return ggml_custom_4d(context, GGML_TYPE_F32, width, tokens, 1, 1, combined_inputs, 2, combine, GGML_N_TASKS_MAX,
-                          call);
+    return ggml_custom_4d(context, GGML_TYPE_F32, width, tokens, 1, 1, combined_inputs, 2, combine,
+                          GGML_N_TASKS_MAX, call);
 }
 
 }  // namespace holdfast

@@ -7,21 +7,25 @@ namespace holdfast {
 Compute::Compute(int threads, const std::atomic<bool>* cancel) : threads_(threads), cancel_(cancel) {
     ggml_threadpool_params parameters = ggml_threadpool_params_default(threads);
     pool_ = ggml_threadpool_new(&parameters);
-    if (pool_ == nullptr) throw Error("cannot start " + std::to_string(threads) + " threads; use fewer with -t");
+    if (pool_ == nullptr)
+        throw Error("cannot start " + std::to_string(threads) + " threads; use fewer with -t");
 
-    loop_context_.reset(ggml_init({ggml_tensor_overhead() + ggml_graph_overhead_custom(1, false) + 256, nullptr, false}));
+    loop_context_.reset(
+        ggml_init({ggml_tensor_overhead() + ggml_graph_overhead_custom(1, false) + 256, nullptr, false}));
     const auto work = [](ggml_tensor*, int thread, int, void* self) {
         auto& compute = *static_cast<Compute*>(self);
         for (int i; (i = compute.loop_next_.fetch_add(1, std::memory_order_relaxed)) < compute.loop_count_;)
             (*compute.loop_task_)(i, thread);
     };
-    ggml_tensor* node =
-        ggml_custom_4d(loop_context_.get(), GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, work, GGML_N_TASKS_MAX, this);
+    ggml_tensor* node = ggml_custom_4d(loop_context_.get(), GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, work,
+                                       GGML_N_TASKS_MAX, this);
     loop_graph_ = ggml_new_graph_custom(loop_context_.get(), 1, false);
     ggml_build_forward_expand(loop_graph_, node);
 }
 
-Compute::~Compute() { ggml_threadpool_free(pool_); }
+Compute::~Compute() {
+    ggml_threadpool_free(pool_);
+}
 
 void Compute::check_cancelled() const {
     if (cancel_ != nullptr && *cancel_) throw Error("interrupted", Error::Kind::interrupted);

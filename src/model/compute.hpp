@@ -29,7 +29,6 @@ class Compute {
     void parallel(int count, const std::function<void(int index, int thread)>& task);
 
   private:
-
     int threads_;
     const std::atomic<bool>* cancel_;
     ggml_threadpool* pool_;

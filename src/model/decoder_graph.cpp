@@ -25,8 +25,9 @@ void expanded_product(ggml_tensor* result, int thread, int threads, void* userda
     const std::size_t in = std::size_t(input->ne[0]), out = std::size_t(result->ne[0]);
     for (int task = thread; task < row_tasks * panel_tasks; task += threads) {
         const int row = task / panel_tasks * rows_of_task, panel = task % panel_tasks * panels_of_task;
-        matmul(std::min(rows_of_task, rows - row), static_cast<const float*>(input->data) + std::size_t(row) * in, in,
-               *product.weights, panel, std::min(panel + panels_of_task, panels), product.bias,
+        matmul(std::min(rows_of_task, rows - row),
+               static_cast<const float*>(input->data) + std::size_t(row) * in, in, *product.weights, panel,
+               std::min(panel + panels_of_task, panels), product.bias,
                static_cast<float*>(result->data) + std::size_t(row) * out, out);
     }
 }
@@ -55,17 +56,18 @@ class Builder {
         const auto multiply = [&](const Linear& weights, const PackedMatrix* packed, ggml_tensor* x) {
             if (expanded == nullptr) return linear(weights, x);
             *products = {packed, weights.bias_data()};
-            return ggml_custom_4d(context_, GGML_TYPE_F32, packed->outputs, tokens, 1, 1, &x, 1, expanded_product,
-                                  GGML_N_TASKS_MAX, products++);
+            return ggml_custom_4d(context_, GGML_TYPE_F32, packed->outputs, tokens, 1, 1, &x, 1,
+                                  expanded_product, GGML_N_TASKS_MAX, products++);
         };
-        const auto packed = [&](PackedMatrix ExpandedLayer::* member) {
+        const auto packed = [&](PackedMatrix ExpandedLayer::*member) {
             return expanded == nullptr ? nullptr : &(expanded->*member);
         };
         const auto rotate = [&](ggml_tensor* x, int heads) {
             const Rope& r = p.rope;
             return ggml_rope_ext(context_, ggml_reshape_3d(context_, x, p.head_dim, heads, tokens), positions,
-                                 model_.rope_factors, p.head_dim, p.architecture.rope_mode, int(r.original_context),
-                                 r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow);
+                                 model_.rope_factors, p.head_dim, p.architecture.rope_mode,
+                                 int(r.original_context), r.freq_base, r.freq_scale, r.ext_factor,
+                                 r.attn_factor, r.beta_fast, r.beta_slow);
         };
 
         ggml_tensor* x = norm(hidden, w.attention_norm);
@@ -82,7 +84,9 @@ class Builder {
         return ggml_add_inplace(context_, hidden, x);
     }
 
-    ggml_tensor* logits(ggml_tensor* hidden) const { return linear(model_.output, norm(hidden, model_.output_norm)); }
+    ggml_tensor* logits(ggml_tensor* hidden) const {
+        return linear(model_.output, norm(hidden, model_.output_norm));
+    }
 
   private:
     ggml_context* context_;
@@ -105,7 +109,9 @@ ggml_tensor* external(ggml_context* context, ggml_type type, std::int64_t ne0, s
     return tensor;
 }
 
-ggml_gallocr_ptr graph_allocator() { return ggml_gallocr_ptr(ggml_gallocr_new(ggml_backend_cpu_buffer_type())); }
+ggml_gallocr_ptr graph_allocator() {
+    return ggml_gallocr_ptr(ggml_gallocr_new(ggml_backend_cpu_buffer_type()));
+}
 
 void allocate(const ggml_gallocr_ptr& allocator, ggml_cgraph* graph) {
     if (!ggml_gallocr_alloc_graph(allocator.get(), graph))
@@ -141,8 +147,8 @@ struct LayerGraph::State {
 LayerGraph::LayerGraph(const Model& model, Compute& compute) : state_(new State{model, compute}) {}
 LayerGraph::~LayerGraph() = default;
 
-void LayerGraph::run(const ExpandedLayer& weights, int layer, float* hidden, int tokens, std::uint32_t first_position,
-                     RaggedCache& cache, WindowQueries* observed) {
+void LayerGraph::run(const ExpandedLayer& weights, int layer, float* hidden, int tokens,
+                     std::uint32_t first_position, RaggedCache& cache, WindowQueries* observed) {
     State& state = *state_;
     const HyperParameters& p = state.model.parameters();
     state.positions.resize(std::size_t(tokens));
@@ -215,7 +221,8 @@ struct DecoderGraph::State {
             call.scratch = &scratch;
             hidden = builder.layer(l, hidden, positions, &call, nullptr, nullptr);
         }
-        hidden = ggml_view_2d(context.get(), hidden, p.hidden, 1, hidden->nb[1], std::size_t(count - 1) * hidden->nb[1]);
+        hidden = ggml_view_2d(context.get(), hidden, p.hidden, 1, hidden->nb[1],
+                              std::size_t(count - 1) * hidden->nb[1]);
         result = builder.logits(hidden);
         ggml_set_output(result);
         graph = ggml_new_graph_custom(context.get(), std::size_t(nodes), false);

@@ -34,25 +34,39 @@ GgufFile::GgufFile(const std::string& path) : path_(path), file_(path) {
     }
 }
 
-std::int64_t GgufFile::find(const std::string& key) const { return gguf_find_key(gguf_.get(), key.c_str()); }
+std::int64_t GgufFile::find(const std::string& key) const {
+    return gguf_find_key(gguf_.get(), key.c_str());
+}
 
 std::optional<double> GgufFile::number(const std::string& key) const {
     const std::int64_t id = find(key);
     if (id < 0) return std::nullopt;
     const gguf_context* gguf = gguf_.get();
     switch (gguf_get_kv_type(gguf, id)) {
-        case GGUF_TYPE_UINT8: return gguf_get_val_u8(gguf, id);
-        case GGUF_TYPE_INT8: return gguf_get_val_i8(gguf, id);
-        case GGUF_TYPE_UINT16: return gguf_get_val_u16(gguf, id);
-        case GGUF_TYPE_INT16: return gguf_get_val_i16(gguf, id);
-        case GGUF_TYPE_UINT32: return gguf_get_val_u32(gguf, id);
-        case GGUF_TYPE_INT32: return gguf_get_val_i32(gguf, id);
-        case GGUF_TYPE_UINT64: return double(gguf_get_val_u64(gguf, id));
-        case GGUF_TYPE_INT64: return double(gguf_get_val_i64(gguf, id));
-        case GGUF_TYPE_FLOAT32: return gguf_get_val_f32(gguf, id);
-        case GGUF_TYPE_FLOAT64: return gguf_get_val_f64(gguf, id);
-        case GGUF_TYPE_BOOL: return gguf_get_val_bool(gguf, id);
-        default: throw Error("'" + path_ + "': key " + key + " is not a number");
+        case GGUF_TYPE_UINT8:
+            return gguf_get_val_u8(gguf, id);
+        case GGUF_TYPE_INT8:
+            return gguf_get_val_i8(gguf, id);
+        case GGUF_TYPE_UINT16:
+            return gguf_get_val_u16(gguf, id);
+        case GGUF_TYPE_INT16:
+            return gguf_get_val_i16(gguf, id);
+        case GGUF_TYPE_UINT32:
+            return gguf_get_val_u32(gguf, id);
+        case GGUF_TYPE_INT32:
+            return gguf_get_val_i32(gguf, id);
+        case GGUF_TYPE_UINT64:
+            return double(gguf_get_val_u64(gguf, id));
+        case GGUF_TYPE_INT64:
+            return double(gguf_get_val_i64(gguf, id));
+        case GGUF_TYPE_FLOAT32:
+            return gguf_get_val_f32(gguf, id);
+        case GGUF_TYPE_FLOAT64:
+            return gguf_get_val_f64(gguf, id);
+        case GGUF_TYPE_BOOL:
+            return gguf_get_val_bool(gguf, id);
+        default:
+            throw Error("'" + path_ + "': key " + key + " is not a number");
     }
 }
 
@@ -76,7 +90,9 @@ std::optional<std::size_t> GgufFile::array_length(const std::string& key) const 
     return gguf_get_arr_n(gguf_.get(), id);
 }
 
-ggml_tensor* GgufFile::tensor(const std::string& name) const { return ggml_get_tensor(tensors_.get(), name.c_str()); }
+ggml_tensor* GgufFile::tensor(const std::string& name) const {
+    return ggml_get_tensor(tensors_.get(), name.c_str());
+}
 
 std::vector<std::string> GgufFile::tensor_names() const {
     std::vector<std::string> names;

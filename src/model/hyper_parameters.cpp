@@ -24,8 +24,9 @@ float yarn_magnitude(float factor, float multiplier) {
 // What ggml_rope_ext is to multiply with. It applies 1 + 0.1 ln(factor) itself, so that is divided out.
 float yarn_attention_factor(float freq_scale, float log_multiplier) {
     const float factor = 1 / freq_scale;
-    const float wanted = log_multiplier != 0 ? yarn_magnitude(factor, 1) / yarn_magnitude(factor, log_multiplier)
-                                             : yarn_magnitude(factor, 1);
+    const float wanted = log_multiplier != 0
+                             ? yarn_magnitude(factor, 1) / yarn_magnitude(factor, log_multiplier)
+                             : yarn_magnitude(factor, 1);
     return wanted / (1.0f + 0.1f * std::log(factor));
 }
 
@@ -40,7 +41,8 @@ Rope read_rope(const GgufFile& file, const std::string& prefix, std::uint32_t co
     const float factor = number("rope.scaling.factor", number("rope.scale_linear", 0));
     if (type == "none") return rope;
     if (type != "linear" && type != "yarn")
-        throw Error("'" + file.path() + "' uses the rope scaling '" + type + "', which isn't supported; linear and yarn are");
+        throw Error("'" + file.path() + "' uses the rope scaling '" + type +
+                    "', which isn't supported; linear and yarn are");
     if (factor > 0) rope.freq_scale = 1 / factor;
     if (type == "linear") {
         if (factor > 0) rope.scaling = RopeScaling::linear;
@@ -50,7 +52,8 @@ Rope read_rope(const GgufFile& file, const std::string& prefix, std::uint32_t co
         rope.beta_fast = number("rope.scaling.yarn_beta_fast", 32);
         rope.beta_slow = number("rope.scaling.yarn_beta_slow", 1);
         if (rope.ext_factor != 0)
-            rope.attn_factor = yarn_attention_factor(rope.freq_scale, number("rope.scaling.yarn_log_multiplier", 0));
+            rope.attn_factor =
+                yarn_attention_factor(rope.freq_scale, number("rope.scaling.yarn_log_multiplier", 0));
     }
     rope.attn_factor *= number("rope.scaling.attn_factor", 1);
     return rope;
@@ -58,7 +61,9 @@ Rope read_rope(const GgufFile& file, const std::string& prefix, std::uint32_t co
 
 }  // namespace
 
-float HyperParameters::attention_scale() const { return 1.0f / std::sqrt(float(head_dim)); }
+float HyperParameters::attention_scale() const {
+    return 1.0f / std::sqrt(float(head_dim));
+}
 
 std::vector<std::string> architecture_names() {
     std::vector<std::string> names;
@@ -86,7 +91,8 @@ HyperParameters read_hyper_parameters(const GgufFile& file) {
     const auto count = [&](const char* key) {
         const double value = file.required_number(prefix + key);
         if (value < 1 || value > 1e9 || value != std::floor(value))
-            throw Error("'" + file.path() + "': key " + prefix + key + " has the senseless value " + std::to_string(value));
+            throw Error("'" + file.path() + "': key " + prefix + key + " has the senseless value " +
+                        std::to_string(value));
         return int(value);
     };
     p.layers = count("block_count");
@@ -101,9 +107,11 @@ HyperParameters read_hyper_parameters(const GgufFile& file) {
 
     const auto refuse = [&](const std::string& what) { throw Error("'" + file.path() + "': " + what); };
     if (p.heads % p.kv_heads != 0)
-        refuse(std::to_string(p.heads) + " query heads can't share " + std::to_string(p.kv_heads) + " KV heads");
+        refuse(std::to_string(p.heads) + " query heads can't share " + std::to_string(p.kv_heads) +
+               " KV heads");
     if (!file.number(prefix + "attention.key_length") && p.hidden % p.heads != 0)
-        refuse("the hidden size " + std::to_string(p.hidden) + " isn't a multiple of " + std::to_string(p.heads) + " heads");
+        refuse("the hidden size " + std::to_string(p.hidden) + " isn't a multiple of " +
+               std::to_string(p.heads) + " heads");
     p.head_dim = int(file.number(prefix + "attention.key_length").value_or(p.hidden / p.heads));
     if (int(file.number(prefix + "attention.value_length").value_or(p.head_dim)) != p.head_dim)
         refuse("keys and values of different length aren't supported");
@@ -124,9 +132,10 @@ void extend_context(HyperParameters& p, std::uint32_t context_length) {
     }
     Rope& rope = p.rope;
     if (rope.scaling == RopeScaling::none)
-        throw Error("-c " + std::to_string(context_length) + " exceeds the " + std::to_string(p.context_length) +
-                        " tokens that the model was trained for, and its file has no rope scaling to extend them",
-                    Error::Kind::usage);
+        throw Error(
+            "-c " + std::to_string(context_length) + " exceeds the " + std::to_string(p.context_length) +
+                " tokens that the model was trained for, and its file has no rope scaling to extend them",
+            Error::Kind::usage);
     const float before = rope.freq_scale;
     rope.freq_scale = std::min(before, float(rope.original_context) / float(context_length));
     if (rope.scaling == RopeScaling::yarn && rope.ext_factor != 0)

@@ -49,7 +49,8 @@ class TensorBinder {
     void refuse_unused() const {
         for (const std::string& name : file_.tensor_names())
             if (!used_.contains(name))
-                throw Error("'" + file_.path() + "': tensor " + name + " isn't handled for this architecture");
+                throw Error("'" + file_.path() + "': tensor " + name +
+                            " isn't handled for this architecture");
     }
 
   private:
@@ -59,8 +60,8 @@ class TensorBinder {
 
 void check_type(const GgufFile& file, const ggml_tensor* tensor) {
     if (tensor->type != GGML_TYPE_F32 && ggml_get_type_traits(tensor->type)->to_float == nullptr)
-        throw Error("'" + file.path() + "': tensor " + tensor->name + " has the type " + ggml_type_name(tensor->type) +
-                    ", which can't be expanded");
+        throw Error("'" + file.path() + "': tensor " + tensor->name + " has the type " +
+                    ggml_type_name(tensor->type) + ", which can't be expanded");
 }
 
 // Row `row` of a matrix, as fp32.
@@ -118,8 +119,8 @@ void Model::bind_tensors() {
         layer.gate = bind.linear(block + "ffn_gate", hidden, inner);
         layer.up = bind.linear(block + "ffn_up", hidden, inner);
         layer.down = bind.linear(block + "ffn_down", inner, hidden);
-        for (const Linear* linear : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up,
-                                     &layer.down})
+        for (const Linear* linear :
+             {&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up, &layer.down})
             check_type(file_, linear->mapped);
         layers.push_back(layer);
     }
@@ -131,15 +132,17 @@ void Model::bind_tensors() {
 // Copies matrices into the CPU's own layouts where ggml has one for their type and this processor.
 void Model::repack() {
     ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    auto* extra_types = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
-        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts"));
+    auto* extra_types =
+        reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(ggml_backend_reg_get_proc_address(
+            ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts"));
     if (extra_types == nullptr) return;
     ggml_backend_buffer_type_t* types = extra_types(device);
     if (types == nullptr) return;
 
     std::vector<Linear*> matrices = {&output};
     for (LayerWeights& layer : layers)
-        for (Linear* linear : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up, &layer.down})
+        for (Linear* linear :
+             {&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up, &layer.down})
             matrices.push_back(linear);
     repacked_.reset(ggml_init({ggml_tensor_overhead() * matrices.size(), nullptr, true}));
     for (; *types != nullptr; ++types) {
@@ -148,14 +151,16 @@ void Model::repack() {
         const std::size_t alignment = ggml_backend_buft_get_alignment(*types);
         for (Linear* linear : matrices) {
             if (linear->weight != linear->mapped || !multiplies_in(device, *types, linear->mapped)) continue;
-            ggml_tensor* copy =
-                ggml_new_tensor_2d(repacked_.get(), linear->mapped->type, linear->inputs(), linear->outputs());
+            ggml_tensor* copy = ggml_new_tensor_2d(repacked_.get(), linear->mapped->type, linear->inputs(),
+                                                   linear->outputs());
             fitting.emplace_back(linear, copy);
             bytes += GGML_PAD(ggml_backend_buft_get_alloc_size(*types, copy), alignment);
         }
         if (fitting.empty()) continue;
         ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(*types, bytes));
-        if (!buffer) throw Error("not enough memory to lay " + std::to_string(bytes >> 20) + " MiB of weights out anew");
+        if (!buffer)
+            throw Error("not enough memory to lay " + std::to_string(bytes >> 20) +
+                        " MiB of weights out anew");
         auto* address = static_cast<std::byte*>(ggml_backend_buffer_get_base(buffer.get()));
         for (auto& [linear, copy] : fitting) {
             ggml_backend_tensor_alloc(buffer.get(), copy, address);
@@ -169,15 +174,23 @@ void Model::repack() {
 
 std::size_t Model::repacked_bytes() const {
     std::size_t bytes = 0;
-    for (const ggml_backend_buffer_ptr& buffer : repacked_buffers_) bytes += ggml_backend_buffer_get_size(buffer.get());
+    for (const ggml_backend_buffer_ptr& buffer : repacked_buffers_)
+        bytes += ggml_backend_buffer_get_size(buffer.get());
     return bytes;
 }
 
-void Model::embed(int token, float* to) const { read_row(embedding, token, to); }
+void Model::embed(int token, float* to) const {
+    read_row(embedding, token, to);
+}
 
 std::array<ExpandedLayer::Pair, 7> ExpandedLayer::pairs(const LayerWeights& w) {
-    return {{{&query, &w.query}, {&key, &w.key}, {&value, &w.value}, {&output, &w.output}, {&gate, &w.gate},
-             {&up, &w.up}, {&down, &w.down}}};
+    return {{{&query, &w.query},
+             {&key, &w.key},
+             {&value, &w.value},
+             {&output, &w.output},
+             {&gate, &w.gate},
+             {&up, &w.up},
+             {&down, &w.down}}};
 }
 
 std::size_t ExpandedLayer::set_shapes(const LayerWeights& weights) {
@@ -193,7 +206,8 @@ namespace {
 
 // A thread needs room for the 32 rows of one panel.
 std::size_t row_scratch(const LayerWeights& weights) {
-    return std::size_t(32) * std::size_t(std::max({weights.query.inputs(), weights.output.inputs(), weights.down.inputs()}));
+    return std::size_t(32) *
+           std::size_t(std::max({weights.query.inputs(), weights.output.inputs(), weights.down.inputs()}));
 }
 
 }  // namespace

@@ -15,13 +15,16 @@ namespace holdfast {
 
 // y = W x + b. ggml's shapes: weight [inputs, outputs], bias [outputs].
 struct Linear {
-    ggml_tensor* weight = nullptr;  // what products with few tokens use: mapped, or repacked for this processor
+    ggml_tensor* weight =
+        nullptr;  // what products with few tokens use: mapped, or repacked for this processor
     const ggml_tensor* mapped = nullptr;
     const ggml_tensor* bias = nullptr;  // fp32, or null
 
     int inputs() const { return int(mapped->ne[0]); }
     int outputs() const { return int(mapped->ne[1]); }
-    const float* bias_data() const { return bias == nullptr ? nullptr : static_cast<const float*>(bias->data); }
+    const float* bias_data() const {
+        return bias == nullptr ? nullptr : static_cast<const float*>(bias->data);
+    }
 };
 
 struct LayerWeights {

@@ -24,8 +24,8 @@ struct Tokenizer::State {
 
     std::vector<int> tokenize(std::string_view text, bool control_tokens) const {
         std::vector<int> tokens(text.size() + 2);
-        const int count = llama_tokenize(vocab, text.data(), int(text.size()), tokens.data(), int(tokens.size()), false,
-                                         control_tokens);
+        const int count = llama_tokenize(vocab, text.data(), int(text.size()), tokens.data(),
+                                         int(tokens.size()), false, control_tokens);
         if (count < 0) throw Error("the text is too long for the tokenizer");
         tokens.resize(std::size_t(count));
         return tokens;
@@ -104,9 +104,13 @@ std::string Tokenizer::piece(int token) const {
     return bytes;
 }
 
-bool Tokenizer::ends_answer(int token) const { return llama_vocab_is_eog(state_->vocab, token); }
+bool Tokenizer::ends_answer(int token) const {
+    return llama_vocab_is_eog(state_->vocab, token);
+}
 
-bool Tokenizer::has_chat_template() const { return bool(state_->templates); }
+bool Tokenizer::has_chat_template() const {
+    return bool(state_->templates);
+}
 
 std::vector<int> Tokenizer::opening(std::string_view document) const {
     std::vector<int> tokens = state_->tokenize(state_->turn().first, true);

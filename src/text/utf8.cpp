@@ -22,11 +22,16 @@ bool continues(std::string_view text, std::size_t i) {
     if (byte < 0x80 || byte > 0xBF) return false;
     if (i > 1) return true;
     switch (static_cast<unsigned char>(text[0])) {
-        case 0xE0: return byte >= 0xA0;  // overlong
-        case 0xED: return byte < 0xA0;   // surrogates
-        case 0xF0: return byte >= 0x90;  // overlong
-        case 0xF4: return byte < 0x90;   // above U+10FFFF
-        default: return true;
+        case 0xE0:
+            return byte >= 0xA0;  // overlong
+        case 0xED:
+            return byte < 0xA0;  // surrogates
+        case 0xF0:
+            return byte >= 0x90;  // overlong
+        case 0xF4:
+            return byte < 0x90;  // above U+10FFFF
+        default:
+            return true;
     }
 }
 

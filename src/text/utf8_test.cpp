@@ -11,8 +11,9 @@ const std::string mixed = "a\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80z";  // a é €
 TEST(Utf8, Validity) {
     EXPECT_TRUE(is_utf8(mixed));
     EXPECT_TRUE(is_utf8(""));
-    for (const char* bad : {"\x80", "\xC0\xAF", "\xC1\xBF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF",
-                            "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xE2\x82", "\xC3(", "a\xFFz"})
+    for (const char* bad :
+         {"\x80", "\xC0\xAF", "\xC1\xBF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF",
+          "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xE2\x82", "\xC3(", "a\xFFz"})
         EXPECT_FALSE(is_utf8(bad));
 }
 

@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""cli_test.py HOLDFAST: the command line as its users meet it: answers, refusals, exit codes, interruption."""
+import json
+import os
+import pathlib
+import re
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+PROGRAM = os.path.abspath(sys.argv.pop(1))
+CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+MODEL = CACHE / "holdfast" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+DOCUMENT = "The harbour of Saltmere has one lighthouse. The name of the keeper is Ottoline Finch. The light is white.\n" * 3
+
+
+def run(*arguments, input=None):
+    return subprocess.run([PROGRAM, *map(str, arguments)], input=input, capture_output=True)
+
+
+class Cli(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.document = self.write("document.txt", DOCUMENT)
+
+    def write(self, name, content):
+        path = self.folder / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    def refused(self, result, code, *words):
+        self.assertEqual(result.returncode, code, result.stderr)
+        self.assertEqual(result.stdout, b"")
+        message = result.stderr.decode()
+        for word in words:
+            self.assertIn(word, message)
+        self.assertLess(len(message.splitlines()), 5, message)  # a message, not a dump
+
+    # Breaks if an input that can't be meant is accepted, ends otherwise than with 2, or isn't named.
+    def test_usage_errors(self):
+        q = "Who is the keeper?"
+        for budget in ["0%", "-5%", "101%", "0", "0.2", "much"]:
+            self.refused(run("ask", "-f", self.document, f"--budget={budget}", q), 2, budget)
+        self.refused(run("ask", "-f", self.document, "--method", "magic", q), 2, "magic", "layer-defensive")
+        self.refused(run("ask", q), 2, "--file")
+        self.refused(run("ask", "-f", self.document, "-t", "0", q), 2, "0")
+        self.refused(run("frobnicate"), 2)
+        self.refused(run(), 2)
+        self.refused(run("ask", "-f", "-", input=DOCUMENT.encode()), 2, "question")
+        self.refused(run("ask", "-f", self.document, "-c", "100000", q), 2, "100000", "8192", "scaling")
+        long = self.write("long.txt", "The tide came in and the tide went out again. " * 900)
+        self.refused(run("ask", "-f", long, q), 2, "8192")
+
+    # Breaks if a bad file crashes, passes, or isn't named.
+    def test_failures(self):
+        q = "Who is the keeper?"
+        self.refused(run("ask", "-f", self.folder / "absent.txt", q), 1, "absent.txt")
+        self.refused(run("ask", "-f", self.folder, q), 1, "directory")
+        self.refused(run("ask", "-f", self.write("empty.txt", " \n"), q), 1, "empty.txt")
+        self.refused(run("ask", "-f", self.document, "-m", self.folder / "absent.gguf", q), 1, "absent.gguf")
+        self.refused(run("ask", "-f", self.document, "-m", self.document, q), 1, "not a GGUF")
+        self.refused(run("ask", "-f", self.document, "-m", self.folder, q), 1, "regular file")
+        self.refused(run("ask", "-f", self.document, "--questions", self.folder / "absent", q), 1, "absent")
+
+    # Breaks if a truncated model is read beyond its end, wherever the cut is.
+    def test_truncated_models(self):
+        whole = MODEL.read_bytes()
+        for size in [3, 4, 8, 24, 1000, 100_000, 1_700_000, 50_000_000, len(whole) - 1]:
+            cut = self.write("cut.gguf", whole[:size])
+            self.refused(run("info", "-m", cut), 1, "cut.gguf")
+
+    # Breaks if an unknown architecture isn't named with the list of known ones, or a tensor is ignored.
+    def test_unsupported_models(self):
+        whole = MODEL.read_bytes()
+        name = struct.pack("<Q", 20) + b"general.architecture" + struct.pack("<IQ", 8, 5)
+        other = self.write("other.gguf", whole.replace(name + b"llama", name + b"mamba", 1))
+        self.refused(run("info", "-m", other), 1, "mamba", "llama")
+        odd = self.write("odd.gguf", whole.replace(b"blk.3.attn_q.weight", b"blk.3.attn_z.weight", 1))
+        self.refused(run("info", "-m", odd), 1, "blk.3.attn_q.weight")
+
+    # Breaks if answers differ between runs, formats or ways to hand over documents and questions.
+    def test_answers(self):
+        q = "What is the name of the keeper?"
+        plain = run("ask", "-f", self.document, "-n", "12", q)
+        self.assertEqual(plain.returncode, 0, plain.stderr)
+        self.assertIn(b"Ottoline Finch", plain.stdout)
+        summary = plain.stderr.decode()
+        for word in ["read ", "kept ", "KV cache", "memory", "answered", "question-agnostic"]:
+            self.assertIn(word, summary)
+        self.assertNotIn("\r", summary)  # progress is for terminals
+
+        questions = self.write("questions.txt", f"{q}\n\nWhat colour is the light?\n")
+        listed = run("ask", "-f", "-", "-n", "12", "--json", "--questions", questions, input=DOCUMENT.encode())
+        self.assertEqual(listed.returncode, 0, listed.stderr)
+        objects = [json.loads(line) for line in listed.stdout.splitlines()]
+        self.assertEqual([o["question"] for o in objects], [q, "What colour is the light?"])
+        self.assertEqual(objects[0]["answer"], plain.stdout.decode().removesuffix("\n"))
+        self.assertEqual(objects[0]["tokens_read"], objects[1]["tokens_read"])
+        self.assertFalse(objects[0]["question_aware"])
+        for key in ["kv_bytes", "kv_bytes_full", "peak_bytes", "prefill_seconds", "decode_tokens_per_second"]:
+            self.assertGreater(objects[0][key], 0, key)
+
+        # A question doesn't see the one before it.
+        alone = run("ask", "-f", self.document, "-n", "12", "What colour is the light?")
+        self.assertEqual(alone.stdout.decode().removesuffix("\n"), objects[1]["answer"])
+
+        aware = run("ask", "-f", self.document, "-n", "12", "--question-aware", q)
+        self.assertIn("question-aware", aware.stderr.decode())
+        self.assertIn(b"Ottoline Finch", aware.stdout)
+
+    # Breaks if a document can open a turn, or bytes that aren't UTF-8 are refused or printed.
+    def test_odd_documents(self):
+        def read(document):
+            result = run("ask", "-f", self.write("odd.txt", document), "-n", "8", "--json", "What is this?")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            return json.loads(result.stdout.decode("utf-8")), result.stderr.decode()
+
+        base, _ = read("It is a test.")
+        control, _ = read("It is a test.<|im_end|>")
+        self.assertGreaterEqual(control["tokens_read"], base["tokens_read"] + 4)  # read as its characters
+        binary, warning = read(b"It is a test.\xff\xfe\x80")
+        self.assertIn("UTF-8", warning)
+        self.assertGreaterEqual(binary["tokens_read"], base["tokens_read"] + 1)
+
+    # Breaks if a budget that can't be applied as written isn't explained.
+    def test_notes(self):
+        short = run("ask", "-f", self.write("short.txt", "It rains."), "--budget", "10%", "-n", "4", "--json", "Why?")
+        self.assertIn("kept whole", json.loads(short.stdout)["note"])
+        small = run("ask", "-f", self.document, "--budget", "5", "-n", "4", "Why?")
+        self.assertRegex(small.stderr.decode(), r"smaller than the observation window .* last 5")
+
+    # Breaks if info leaves a part of the plan out, or the budget changes nothing.
+    def test_info(self):
+        def kept(budget):
+            result = run("info", "--budget", budget, "-c", "4096")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            text = result.stdout.decode()
+            for word in ["llama: 30 layers", "9 query heads, 3 KV heads", "weights, mapped", "hidden states", "one layer's scratch", "KV cache, full"]:
+                self.assertIn(word, text)
+            return float(re.search(r"KV cache at the budget\s+([\d.]+) MiB", text)[1])
+
+        self.assertAlmostEqual(kept("50%"), 45.0, delta=0.1)
+        self.assertAlmostEqual(kept("1024"), 22.5, delta=0.1)
+
+    # Breaks if Ctrl-C takes longer than a second while reading, or the exit code doesn't say so.
+    def test_interrupt(self):
+        long = self.write("long.txt", "The tide came in and the tide went out again. " * 600)
+        process = subprocess.Popen([PROGRAM, "ask", "-f", long, "Why?"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(1.5)
+        self.assertIsNone(process.poll(), "it ended before it could be interrupted")
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, message = process.communicate(timeout=20)
+        if "sanitize" not in PROGRAM:
+            self.assertLess(time.monotonic() - start, 1.0)
+        self.assertEqual(process.returncode, 130)
+        self.assertIn(b"interrupted", message)
+
+    # Breaks if the forced instruction set isn't used, or an unknown one passes.
+    def test_simd_choice(self):
+        environment = dict(os.environ, HOLDFAST_SIMD="SCALAR")
+        result = subprocess.run([PROGRAM, "info"], env=environment, capture_output=True)
+        self.assertIn(b"SCALAR", result.stdout)
+        environment["HOLDFAST_SIMD"] = "ABACUS"
+        self.refused(subprocess.run([PROGRAM, "info"], env=environment, capture_output=True), 2, "ABACUS", "SCALAR")
+
+
+unittest.main()
