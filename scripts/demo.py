@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""demo.py HOLDFAST: reads examples/lighthouse.txt, asks three questions with the full cache and in 20% of it,
+"""demo.py HOLDFAST: reads examples/saltmere.txt, asks three questions with the full cache and in 20% of it,
 and prints answers, memory and speed. Fails if fewer than two of three answers are right either way."""
 import json
 import pathlib
 import subprocess
 import sys
 
-DOCUMENT = pathlib.Path(__file__).resolve().parent.parent / "examples" / "lighthouse.txt"
+DOCUMENT = pathlib.Path(__file__).resolve().parent.parent / "examples" / "saltmere.txt"
 QUESTIONS = {  # and what a right answer contains
-    "What is the name of the doctor?": "Helena Marsh",
-    "What is the name of the goat?": "Duchess",
-    "What is the name of the pilot?": "Oskar Lind",
+    "What is the oldest boat in the harbour called?": "patient margaret",
+    "Who is the director of the rope works?": "helena marsh",
+    "In which room does the trust meet?": "upper room of the pilot inn",
 }
 RUNS = {"full cache": ["--method", "full"], "layer-defensive, 20%": ["--method", "layer-defensive", "--budget", "20%"]}
 
@@ -31,10 +31,10 @@ def main():
         right = 0
         print(f"\n{name}")
         for answer in answers:
-            hit = QUESTIONS[answer["question"]] in answer["answer"]
+            hit = QUESTIONS[answer["question"]] in answer["answer"].lower()
             right += hit
             text = " ".join(answer["answer"].split())
-            print(f"  {answer['question']:<34} {'right' if hit else 'wrong'}  {text}")
+            print(f"  {answer['question']:<47} {'right' if hit else 'wrong'}  {text}")
         good = good and right >= 2
         first = answers[0]
         tokens = sum(a["answer_tokens"] - 1 for a in answers)
