@@ -50,6 +50,8 @@ class Cli(unittest.TestCase):
         self.refused(run("ask", "-f", self.document, "--method", "magic", q), 2, "magic", "layer-defensive")
         self.refused(run("ask", q), 2, "--file")
         self.refused(run("ask", "-f", self.document, "-t", "0", q), 2, "0")
+        self.refused(run("ask", "-f", self.document, "--method", "full", "--budget", "20%", q), 2, "no effect")
+        self.refused(run("ask", "-f", self.document, "--seed", "3", q), 2, "no effect")
         self.refused(run("frobnicate"), 2)
         self.refused(run(), 2)
         self.refused(run("ask", "-f", "-", input=DOCUMENT.encode()), 2, "question")

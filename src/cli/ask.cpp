@@ -271,7 +271,15 @@ void add_ask(CLI::App& app) {
     command->add_flag("--json", options->json, "Print one JSON object a question");
     command->add_option("--questions", options->questions_file, "File with one question a line");
     command->add_option("question", options->questions, "Questions");
-    command->callback([options] { run(*options); });
+    command->callback([options, command] {
+        if (options->method == "full" && (command->count("--budget") > 0 || options->question_aware))
+            throw Error(
+                "--method full keeps everything: --budget and --question-aware have no effect with it",
+                Error::Kind::usage);
+        if (options->temperature == 0 && command->count("--seed") > 0)
+            throw Error("--seed has no effect without --temp", Error::Kind::usage);
+        run(*options);
+    });
 }
 
 }  // namespace holdfast

@@ -57,8 +57,8 @@ HWY_INLINE Vector LoadFloats(const std::uint16_t* from) {  // fp16
 // One tile of Rows ≤ kTileRows rows. With `add`, C's old values start the chains.
 template <int Rows, class Element>
 HWY_NOINLINE void PanelTile(std::size_t depth, const float* HWY_RESTRICT a, std::size_t a_stride,
-                          const Element* HWY_RESTRICT b, std::size_t b_stride, float* HWY_RESTRICT c,
-                          std::size_t c_stride, bool add) {
+                            const Element* HWY_RESTRICT b, std::size_t b_stride, float* HWY_RESTRICT c,
+                            std::size_t c_stride, bool add) {
     const Floats d;
     Vector sum[Rows][kVectors];
 #pragma GCC unroll 16

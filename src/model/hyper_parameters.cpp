@@ -139,7 +139,8 @@ void extend_context(HyperParameters& p, std::uint32_t context_length) {
     const float before = rope.freq_scale;
     rope.freq_scale = std::min(before, float(rope.original_context) / float(context_length));
     if (rope.scaling == RopeScaling::yarn && rope.ext_factor != 0)
-        rope.attn_factor *= yarn_attention_factor(rope.freq_scale, 0) / yarn_attention_factor(before, 0);
+        rope.attn_factor *= yarn_attention_factor(rope.freq_scale, rope.log_multiplier) /
+                            yarn_attention_factor(before, rope.log_multiplier);
     p.context_length = context_length;
 }
 

@@ -27,6 +27,7 @@ struct Rope {
     float freq_scale = 1;  // 1 / scaling factor
     float ext_factor = 0;  // YaRN: share of extrapolation
     float attn_factor = 1;
+    float log_multiplier = 0;  // YaRN: of the magnitude correction that the file leaves to the model
     float beta_fast = 32, beta_slow = 1;  // YaRN: rotations at which interpolation begins and ends
     std::uint32_t original_context = 0;   // tokens, before scaling
 };
