@@ -24,12 +24,6 @@ namespace {
 using testing::RandomModel;
 using testing::relative_difference;
 
-#ifdef __SANITIZE_ADDRESS__
-constexpr bool sanitized = true;  // the kernels are twenty times slower: real documents are shorter
-#else
-constexpr bool sanitized = false;
-#endif
-
 std::vector<int> random_tokens(std::uint32_t count, int vocabulary, std::uint32_t seed) {
     std::mt19937 random(seed);
     std::vector<int> tokens(count);
@@ -45,7 +39,7 @@ std::string small_model_path() {
         model.head_dim = 16;
         model.feed_forward = 128;
         model.layers = 3;
-        const std::string file = testing::temporary_path("small.gguf");
+        std::string file = testing::temporary_path("small.gguf");
         write_random_model(file, model);
         return file;
     }();
@@ -128,7 +122,7 @@ TEST(Selection, DoesNotDependOnHowTheWorkIsCut) {
 // The same on the real model, whose layers are many enough for rounding to grow.
 TEST(Selection, OfTheRealModelDoesNotDependOnHowTheWorkIsCut) {
     const Model model(default_model_path());
-    const std::vector<int> tokens = random_tokens(sanitized ? 150 : 600, 40000, 2);
+    const std::vector<int> tokens = random_tokens(testing::sanitized ? 150 : 600, 40000, 2);
     ReadSettings settings = budget("20%");
     Compute one(1), two(2);
     const auto expected = kept_positions(read_context(model, two, tokens, settings).cache);
@@ -194,7 +188,7 @@ TEST(Edges, BudgetsNextToEverythingAnswerAsTheFullCache) {
     Compute compute(2);
     DecoderGraph decoder(model, compute);
     std::string document;
-    for (int i = 1; i <= (sanitized ? 8 : 20); ++i)
+    for (int i = 1; i <= (testing::sanitized ? 8 : 20); ++i)
         document += "Shelf " + std::to_string(i) + " holds " + std::to_string(i * i) + " jars. ";
     const Prompt prompt = tokenizer.prompt(document, "How many jars does shelf 7 hold?");
     std::vector<int> question = prompt.question;
@@ -215,7 +209,7 @@ TEST(Edges, BudgetsNextToEverythingAnswerAsTheFullCache) {
 // Breaks if reading takes more than the plan's hidden states + one layer's scratch + budget and 15%: if
 // the full cache ever existed, it alone would be three times that.
 TEST(Memory, PeakStaysWithinThePlan) {
-    if (sanitized) GTEST_SKIP() << "the sanitizer keeps freed memory";
+    if (testing::sanitized) GTEST_SKIP() << "the sanitizer keeps freed memory";
     const Model model(default_model_path());
     Compute compute(2);
     const std::vector<int> tokens = random_tokens(6000, 40000, 3);

@@ -304,7 +304,7 @@ void check_document(const Safetensors& file, const std::string& model_path, Comp
 
 }  // namespace holdfast::testing
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) {  // NOLINT(bugprone-exception-escape): printing alone can still throw
     using namespace holdfast;
     using namespace holdfast::testing;
     std::string model = default_model_path();

@@ -165,7 +165,7 @@ TEST(RealModel, GreedyTokensEqualLibllamas) {
     DecoderGraph decoder(model, compute);
     LlamaReference reference(path, 2048, threads), exact(exact_path, 2048, threads);
     std::string long_document;
-    for (int i = 1; i <= 40; ++i)
+    for (int i = 1; i <= (testing::sanitized ? 5 : 40); ++i)
         long_document += "On day " + std::to_string(i) + " the boat number " + std::to_string(i * 37 % 101) +
                          " left the harbour. ";
     const std::pair<std::string, std::string> prompts[] = {
@@ -176,7 +176,7 @@ TEST(RealModel, GreedyTokensEqualLibllamas) {
         {"", "List three uses of copper."},
         {long_document, "Which boat left the harbour on day 7?"},
     };
-    constexpr int steps = 64;
+    constexpr int steps = testing::sanitized ? 8 : 64;
     int near_ties = 0;
     float worst = 0;
     double ours_error = 0, llama_error = 0;
@@ -210,7 +210,7 @@ TEST(RealModel, GreedyTokensEqualLibllamas) {
         }
     }
     printf(
-        "%d near-ties in 320 tokens; logits at most %.2e apart; mean distance from F32: ours %.2e, libllama "
+        "%d near-ties; logits at most %.2e apart; mean distance from F32: ours %.2e, libllama "
         "%.2e\n",
         near_ties, worst, ours_error, llama_error);
     EXPECT_LE(near_ties, 16);

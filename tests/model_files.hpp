@@ -8,6 +8,12 @@
 
 namespace holdfast::testing {
 
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool sanitized = true;  // the kernels are twenty times slower: real documents are shorter
+#else
+constexpr bool sanitized = false;
+#endif
+
 struct RandomModel {
     int layers = 2;
     int hidden = 256;
