@@ -286,9 +286,3 @@ TEST(Cancelling, StopsTheReading) {
 
 }  // namespace
 }  // namespace holdfast
-
-int main(int argc, char** argv) {
-    ::testing::InitGoogleTest(&argc, argv);
-    holdfast::silence_libraries();
-    return RUN_ALL_TESTS();
-}

@@ -15,7 +15,7 @@
 #include "cli/default_model.hpp"
 #include "engine/context.hpp"
 #include "evict/cascade.hpp"
-#include "evict/observe.hpp"
+#include "evict/observer.hpp"
 #include "kernels/attention.hpp"
 #include "kernels/vnorm.hpp"
 #include "model/decoder_graph.hpp"

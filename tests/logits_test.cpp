@@ -220,9 +220,3 @@ TEST(RealModel, GreedyTokensEqualLibllamas) {
 
 }  // namespace
 }  // namespace holdfast
-
-int main(int argc, char** argv) {
-    ::testing::InitGoogleTest(&argc, argv);
-    holdfast::silence_libraries();
-    return RUN_ALL_TESTS();
-}

@@ -18,15 +18,15 @@ namespace {
 
 constexpr std::size_t huge_page = std::size_t(2) << 20;
 
-// The number behind `key` in a /proc file of lines "Key:   number kB", in bytes; 0 if there is none.
-std::size_t proc_field(const char* path, const std::string& key) {
+// The number behind `key` in a file of lines "key number …"; 0 if there is none.
+std::size_t field(const char* path, const std::string& key) {
     std::ifstream file(path);
     std::string word;
     while (file >> word) {
         if (word == key) {
-            std::size_t kilobytes = 0;
-            file >> kilobytes;
-            return kilobytes * 1024;
+            std::size_t value = 0;
+            file >> value;
+            return value;
         }
         file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
     }
@@ -70,15 +70,17 @@ Buffer::Buffer(std::size_t bytes) : size_(bytes) {
 }
 
 std::size_t anonymous_memory() {
-    return proc_field("/proc/self/status", "RssAnon:");
+    return 1024 * field("/proc/self/status", "RssAnon:");
 }
 
 std::size_t available_memory() {
     constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
-    const std::size_t system = proc_field("/proc/meminfo", "MemAvailable:");
+    const std::size_t system = 1024 * field("/proc/meminfo", "MemAvailable:");
     const std::size_t limit = number_in("/sys/fs/cgroup/memory.max", none);
+    // The group's file pages that nobody used of late are given up first.
     const std::size_t used = number_in("/sys/fs/cgroup/memory.current", 0);
-    const std::size_t group = limit == none ? none : limit - std::min(limit, used);
+    const std::size_t reclaimable = std::min(used, field("/sys/fs/cgroup/memory.stat", "inactive_file"));
+    const std::size_t group = limit == none ? none : limit - std::min(limit, used - reclaimable);
     return std::min(system == 0 ? none : system, group);
 }
 

@@ -13,6 +13,11 @@ class Buffer {
     Buffer() = default;
     explicit Buffer(std::size_t bytes);  // throws Error if the system refuses
 
+    // Makes it hold at least this much; what it held is lost if it grows.
+    void reserve(std::size_t bytes) {
+        if (size_ < bytes) *this = Buffer(bytes);
+    }
+
     std::byte* data() const { return static_cast<std::byte*>(mapping_.get()); }
     std::size_t size() const { return size_; }
     template <class T>

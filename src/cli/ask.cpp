@@ -1,15 +1,14 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <chrono>
+#include <algorithm>
 #include <fstream>
 #include <iostream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <thread>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "cli/commands.hpp"
 #include "cli/default_model.hpp"
@@ -47,10 +46,6 @@ struct Answer {
     double decode_seconds = 0;    // from the first token on
     double tokens_per_second() const { return decode_seconds > 0 ? (tokens - 1) / decode_seconds : 0; }
 };
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 // Everything that stays the same between the questions of one run.
 class Asker {
@@ -93,9 +88,9 @@ class Asker {
         Answer answer;
         Session session(decoder_, context_->cache, model_.parameters().context_length,
                         {options_.temperature, options_.seed});
-        auto start = std::chrono::steady_clock::now();
+        const Stopwatch reading;
         const std::span<const float> logits = session.read(tokens);
-        answer.question_seconds = seconds_since(start);
+        answer.question_seconds = reading.seconds();
         Utf8Stream stream;
         const auto emit = [&](const std::string& text) {
             answer.text += text;
@@ -103,13 +98,13 @@ class Asker {
             std::fwrite(text.data(), 1, text.size(), stdout);
             std::fflush(stdout);
         };
-        start = std::chrono::steady_clock::now();
+        const Stopwatch decoding;
         answer.tokens = session.answer(logits, options_.most_tokens, [&](int token) {
             if (tokenizer_.ends_answer(token)) return false;
             emit(stream.push(tokenizer_.piece(token)));
             return true;
         });
-        answer.decode_seconds = seconds_since(start);
+        answer.decode_seconds = decoding.seconds();
         emit(stream.finish());
         if (options_.json)
             print_json(question, answer);

@@ -1,14 +1,14 @@
 #include "engine/context.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
 #include <optional>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/memory.hpp"
 #include "evict/cascade.hpp"
-#include "evict/observe.hpp"
+#include "evict/observer.hpp"
 #include "model/decoder_graph.hpp"
 
 namespace holdfast {
@@ -17,10 +17,6 @@ namespace {
 
 // A context no longer than the window and this many tokens leaves nothing worth choosing.
 constexpr std::uint32_t too_short_to_choose = 8;
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 // How a budget applies to a context: keep all, keep each head's last tokens, or choose.
 struct Decision {
@@ -158,7 +154,7 @@ Context read_context(const Model& model, Compute& compute, std::span<const int> 
     check_fits(report.plan, available_memory());
     const std::size_t memory_before = anonymous_memory();
 
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     RaggedCache cache(std::make_shared<PagePool>(p.head_dim), p.layers, p.kv_heads);
     Compressor compressor(model, compute, cache, settings, n);
     LayerGraph graph(model, compute);
@@ -178,18 +174,18 @@ Context read_context(const Model& model, Compute& compute, std::span<const int> 
             const auto end = std::uint32_t(std::uint64_t(n) * (chunk + 1) / chunks);
             graph.run(weights, layer, hidden + std::size_t(begin) * std::size_t(p.hidden), int(end - begin),
                       begin, cache, compressor.observed());
-            if (progress) progress({layer, p.layers, end, n, seconds_since(start)});
+            if (progress) progress({layer, p.layers, end, n, watch.seconds()});
         }
-        const auto before = std::chrono::steady_clock::now();
+        const Stopwatch compression;
         compressor.finish_layer(layer, weights.output);
-        report.compression_seconds += seconds_since(before);
+        report.compression_seconds += compression.seconds();
         // Pages that eviction freed are still the pool's: this is the most since the last layer.
         report.peak_bytes =
             std::max(report.peak_bytes, anonymous_memory() - std::min(anonymous_memory(), memory_before));
     }
     cache.set_next_position(n);
     cache.defragment();
-    report.prefill_seconds = seconds_since(start) - report.compression_seconds;
+    report.prefill_seconds = watch.seconds() - report.compression_seconds;
     report.note = compressor.note();
     summarize(cache, report);
     const float* last = hidden + std::size_t(n - 1) * std::size_t(p.hidden);

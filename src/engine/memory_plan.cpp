@@ -4,7 +4,7 @@
 
 #include "base/error.hpp"
 #include "cache/ragged_cache.hpp"
-#include "evict/observe.hpp"
+#include "evict/observer.hpp"
 #include "model/decoder_graph.hpp"
 
 namespace holdfast {

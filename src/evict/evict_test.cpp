@@ -7,7 +7,7 @@
 #include "evict/budget.hpp"
 #include "evict/cascade.hpp"
 #include "evict/defensive.hpp"
-#include "evict/observation.hpp"
+#include "evict/window_attention.hpp"
 
 namespace holdfast {
 namespace {

@@ -167,19 +167,15 @@ void combine(ggml_tensor* result, int thread, int threads, void* userdata) {
     }
 }
 
-void at_least(Buffer& buffer, std::size_t floats) {
-    if (buffer.size() < floats * sizeof(float)) buffer = Buffer(floats * sizeof(float));
-}
-
 }  // namespace
 
 void AttentionScratch::prepare(const AttentionCall& call, int tokens, int thread_count) {
     const Partition cut(call, tokens);
-    at_least(threads, cut.thread_floats() * std::size_t(thread_count));
+    threads.reserve(cut.thread_floats() * std::size_t(thread_count) * sizeof(float));
     if (!call.split) return;
     const std::size_t tasks = std::size_t(call.cache->kv_heads() * cut.blocks) *
                               std::size_t(Partition::splits(longest_head(*call.cache, call.layer)));
-    at_least(partials, tasks * cut.partial_floats());
+    partials.reserve(tasks * cut.partial_floats() * sizeof(float));
 }
 
 std::size_t AttentionScratch::bytes_for(int heads, int kv_heads, int head_dim, int tokens, int thread_count) {

@@ -215,10 +215,10 @@ std::size_t row_scratch(const LayerWeights& weights) {
 void ExpandedLayer::expand(const Model& model, int layer, Compute& compute) {
     const LayerWeights& weights = model.layers[std::size_t(layer)];
     const std::size_t bytes = set_shapes(weights) * sizeof(float);
-    if (buffer_.size() < bytes) buffer_ = Buffer(bytes);
+    buffer_.reserve(bytes);
     const std::size_t scratch = row_scratch(weights);
     const std::size_t scratch_bytes = scratch * sizeof(float) * std::size_t(compute.threads());
-    if (scratch_.size() < scratch_bytes) scratch_ = Buffer(scratch_bytes);
+    scratch_.reserve(scratch_bytes);
 
     struct Panel {
         const Linear* linear;

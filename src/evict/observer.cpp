@@ -1,8 +1,8 @@
-#include "evict/observe.hpp"
+#include "evict/observer.hpp"
 
 #include <algorithm>
 
-#include "evict/observation.hpp"
+#include "evict/window_attention.hpp"
 #include "kernels/attention.hpp"
 #include "kernels/vnorm.hpp"
 
@@ -20,17 +20,13 @@ std::size_t workspace_floats(int rows, int head_dim) {
     return (attention_workspace(rows, head_dim) + 15) / 16 * 16;
 }
 
-void at_least(Buffer& buffer, std::size_t floats) {
-    if (buffer.size() < floats * sizeof(float)) buffer = Buffer(floats * sizeof(float));
-}
-
 }  // namespace
 
 DefensiveInput Observer::observe(const LayerView& layer) {
     const int rows = layer.group * int(settings_.window);
-    at_least(weights_, std::size_t(rows) * row_stride(layer.tokens));
-    at_least(queries_, std::size_t(rows) * std::size_t(layer.head_dim));
-    at_least(workspaces_, workspace_floats(rows, layer.head_dim) * std::size_t(threads_));
+    weights_.reserve(std::size_t(rows) * row_stride(layer.tokens) * sizeof(float));
+    queries_.reserve(std::size_t(rows) * std::size_t(layer.head_dim) * sizeof(float));
+    workspaces_.reserve(workspace_floats(rows, layer.head_dim) * std::size_t(threads_) * sizeof(float));
     rescale_.resize(std::size_t(rows));
 
     DefensiveInput result;

@@ -1,4 +1,4 @@
-#include "evict/observation.hpp"
+#include "evict/window_attention.hpp"
 
 #include <algorithm>
 
