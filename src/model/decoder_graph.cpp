@@ -1,6 +1,7 @@
 #include "model/decoder_graph.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 
 #include "base/error.hpp"
@@ -9,21 +10,23 @@ namespace holdfast {
 
 namespace {
 
-// x · Wᵀ + b with expanded weights, as a node.
+// x · Wᵀ + b with expanded weights, as a node of a graph that runs once.
 struct ExpandedProduct {
     const PackedMatrix* weights = nullptr;
     const float* bias = nullptr;
+    std::atomic<int> next_task{0};
 };
 
-void expanded_product(ggml_tensor* result, int thread, int threads, void* userdata) {
-    const auto& product = *static_cast<const ExpandedProduct*>(userdata);
+void expanded_product(ggml_tensor* result, int, int, void* userdata) {
+    auto& product = *static_cast<ExpandedProduct*>(userdata);
     const ggml_tensor* input = result->src[0];
     constexpr int rows_of_task = 96, panels_of_task = 4;
     const int rows = int(input->ne[1]), panels = product.weights->panel_count();
     const int row_tasks = (rows + rows_of_task - 1) / rows_of_task;
     const int panel_tasks = (panels + panels_of_task - 1) / panels_of_task;
     const std::size_t in = std::size_t(input->ne[0]), out = std::size_t(result->ne[0]);
-    for (int task = thread; task < row_tasks * panel_tasks; task += threads) {
+    for (int task;
+         (task = product.next_task.fetch_add(1, std::memory_order_relaxed)) < row_tasks * panel_tasks;) {
         const int row = task / panel_tasks * rows_of_task, panel = task % panel_tasks * panels_of_task;
         matmul(std::min(rows_of_task, rows - row),
                static_cast<const float*>(input->data) + std::size_t(row) * in, in, *product.weights, panel,
@@ -55,7 +58,8 @@ class Builder {
         const std::int64_t tokens = hidden->ne[1];
         const auto multiply = [&](const Linear& weights, const PackedMatrix* packed, ggml_tensor* x) {
             if (expanded == nullptr) return linear(weights, x);
-            *products = {packed, weights.bias_data()};
+            products->weights = packed;
+            products->bias = weights.bias_data();
             return ggml_custom_4d(context_, GGML_TYPE_F32, packed->outputs, tokens, 1, 1, &x, 1,
                                   expanded_product, GGML_N_TASKS_MAX, products++);
         };
