@@ -10,7 +10,8 @@ namespace holdfast::testing {
 
 class LlamaReference {
   public:
-    LlamaReference(const std::string& model_path, int context_length, int threads);
+    // rope_scale: the factor to scale the context by; 0 is the file's own.
+    LlamaReference(const std::string& model_path, int context_length, int threads, float rope_scale = 0);
     ~LlamaReference();
 
     // Appends tokens and returns the logits after the last one.

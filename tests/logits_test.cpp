@@ -5,6 +5,7 @@
 #include <numeric>
 #include <random>
 
+#include "base/error.hpp"
 #include "cli/default_model.hpp"
 #include "engine/context.hpp"
 #include "engine/session.hpp"
@@ -97,6 +98,30 @@ TEST_P(ExactLogits, EqualLibllama) {
 
 INSTANTIATE_TEST_SUITE_P(Llama, ExactLogits, ::testing::ValuesIn(exact_cases()),
                          [](const auto& test) { return test.param.name; });
+
+// Breaks if a context beyond the file's own doesn't scale positions as libllama does with the same factor:
+// 8192 tokens of originally 1024.
+TEST(ExtendedContext, EqualsLibllamaWithTheSameFactor) {
+    for (const char* scaling : {"linear", "yarn"}) {
+        RandomModel shape;
+        shape.rope_scaling = scaling;
+        const std::string path = testing::temporary_path(std::string(scaling) + "-extended.gguf");
+        write_random_model(path, shape);
+        const Model model(path, 8192);
+        Compute compute(threads);
+        LlamaReference reference(path, 2048, threads, 8);
+        const std::vector<int> tokens = random_tokens(700, shape.vocabulary, 6);
+        Context context = read_context(model, compute, tokens, {});
+        EXPECT_LE(relative_difference(final_logits(model, compute, context.last_hidden.data()),
+                                      reference.decode(tokens)),
+                  1e-3f)
+            << scaling;
+    }
+    RandomModel plain;
+    const std::string path = testing::temporary_path("not-extended.gguf");
+    write_random_model(path, plain);
+    EXPECT_THROW(Model(path, 8192), Error);
+}
 
 class QuantisedLogits : public ::testing::TestWithParam<ggml_type> {};
 
