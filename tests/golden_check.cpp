@@ -202,7 +202,7 @@ class SyntheticLayers {
     std::vector<std::uint8_t> choose(const std::vector<std::vector<float>>& layers,
                                      std::size_t budget) const {
         const std::size_t heads = layers.size() * std::size_t(kv_heads_);
-        Cascade cascade(std::uint32_t(kv_heads_), budget - heads * settings_.window);
+        Cascade cascade(std::uint32_t(kv_heads_), budget - std::min(budget, heads * settings_.window));
         std::vector<std::vector<std::uint32_t>> kept(heads);
         const std::uint32_t past = n_ - settings_.window;
         for (std::size_t l = 0; l < layers.size(); ++l) {
