@@ -18,7 +18,6 @@ class Buffer {
         if (size_ < bytes) *this = Buffer(bytes);
     }
 
-    std::byte* data() const { return static_cast<std::byte*>(mapping_.get()); }
     std::size_t size() const { return size_; }
     template <class T>
     T* as() const {

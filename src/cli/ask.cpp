@@ -66,7 +66,7 @@ class Asker {
     // first_question: read with the document when the compression is question-aware.
     void read(const std::string& first_question) {
         ReadSettings settings;
-        if (options_.method != "full") settings.budget = Budget::parse(options_.budget);
+        if (compressed()) settings.budget = Budget::parse(options_.budget);
         Prompt prompt = tokenizer_.prompt(document_, first_question);
         if (options_.question_aware)
             prompt.context.insert(prompt.context.end(), prompt.question.begin(), prompt.question.end());
@@ -139,9 +139,8 @@ class Asker {
         if (!r.note.empty()) fmt::print(stderr, "note      {}\n", r.note);
     }
 
-    bool compressed() const { return options_.method != "full"; }
-
   private:
+    bool compressed() const { return options_.method != "full"; }
     std::string label() const {
         if (!compressed()) return "full cache";
         return fmt::format("{} at {}, question-{}", options_.method, options_.budget,

@@ -54,7 +54,6 @@ class Compressor {
     Compressor(const Model& model, Compute& compute, RaggedCache& cache, const ReadSettings& settings,
                std::uint32_t n)
         : parameters_(model.parameters()),
-          compute_(compute),
           cache_(cache),
           settings_(settings.defensive),
           decision_(decide(settings, n, std::size_t(parameters_.layers) * std::size_t(parameters_.kv_heads))),
@@ -113,7 +112,6 @@ class Compressor {
     }
 
     const HyperParameters& parameters_;
-    Compute& compute_;
     RaggedCache& cache_;
     DefensiveSettings settings_;
     Decision decision_;
@@ -152,6 +150,7 @@ Context read_context(const Model& model, Compute& compute, std::span<const int> 
         plan_memory(model, n, settings.budget, settings.defensive, settings.chunk, compute.threads());
     check_fits(report.plan, available_memory());
     const std::size_t memory_before = anonymous_memory();
+    std::size_t memory_most = memory_before;
 
     const Stopwatch watch;
     RaggedCache cache(std::make_shared<PagePool>(p.head_dim), p.layers, p.kv_heads);
@@ -179,12 +178,12 @@ Context read_context(const Model& model, Compute& compute, std::span<const int> 
         compressor.finish_layer(layer, weights.output);
         report.compression_seconds += compression.seconds();
         // Pages that eviction freed are still the pool's: this is the most since the last layer.
-        report.peak_bytes =
-            std::max(report.peak_bytes, anonymous_memory() - std::min(anonymous_memory(), memory_before));
+        memory_most = std::max(memory_most, anonymous_memory());
     }
     cache.set_next_position(n);
     cache.defragment();
     report.prefill_seconds = watch.seconds() - report.compression_seconds;
+    report.peak_bytes = memory_most - memory_before;
     report.note = compressor.note();
     summarize(cache, report);
     const float* last = hidden + std::size_t(n - 1) * std::size_t(p.hidden);

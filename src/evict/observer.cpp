@@ -16,17 +16,13 @@ std::size_t row_stride(std::uint32_t tokens) {
     return pages_for(tokens) * page_tokens;
 }
 
-std::size_t workspace_floats(int rows, int head_dim) {
-    return (attention_workspace(rows, head_dim) + 15) / 16 * 16;
-}
-
 }  // namespace
 
 DefensiveInput Observer::observe(const LayerView& layer) {
     const int rows = layer.group * int(settings_.window);
     weights_.reserve(std::size_t(rows) * row_stride(layer.tokens) * sizeof(float));
     queries_.reserve(std::size_t(rows) * std::size_t(layer.head_dim) * sizeof(float));
-    workspaces_.reserve(workspace_floats(rows, layer.head_dim) * std::size_t(threads_) * sizeof(float));
+    workspaces_.reserve(attention_workspace(rows, layer.head_dim) * std::size_t(threads_) * sizeof(float));
     rescale_.resize(std::size_t(rows));
 
     DefensiveInput result;
@@ -56,8 +52,9 @@ void Observer::observe_attention(const LayerView& layer, int head, DefensiveInpu
         task.pages = layer.pages[std::size_t(head)];
         task.slot_begin = std::uint32_t(index) * columns_of_task;
         task.slot_end = std::min(layer.tokens, task.slot_begin + columns_of_task);
-        score_slots(task, weights_.as<float>(), stride,
-                    workspaces_.as<float>() + std::size_t(thread) * workspace_floats(rows, layer.head_dim));
+        score_slots(
+            task, weights_.as<float>(), stride,
+            workspaces_.as<float>() + std::size_t(thread) * attention_workspace(rows, layer.head_dim));
     });
 
     const WindowAttention attention{weights_.as<float>(), stride, rows, result.past, settings_.window};
@@ -79,7 +76,7 @@ void Observer::observe_attention(const LayerView& layer, int head, DefensiveInpu
 
 void Observer::observe_values(const LayerView& layer, DefensiveInput& result) {
     const int pages = int(pages_for(result.past));
-    const std::size_t workspace = workspace_floats(layer.group * int(settings_.window), layer.head_dim);
+    const std::size_t workspace = attention_workspace(layer.group * int(settings_.window), layer.head_dim);
     parallel_(pages * layer.kv_heads, [&](int index, int thread) {
         const int head = index / pages, page = index % pages;
         const std::uint32_t begin = std::uint32_t(page) * page_tokens;
@@ -97,7 +94,7 @@ std::size_t Observer::bytes_for(int kv_heads, int group, int head_dim, std::uint
     const std::size_t layer_results =
         std::size_t(4) * std::size_t(kv_heads) * tokens;  // risk, mean, norms, scores
     return (std::size_t(rows) * (row_stride(tokens) + std::size_t(head_dim)) + layer_results +
-            workspace_floats(rows, head_dim) * std::size_t(threads)) *
+            attention_workspace(rows, head_dim) * std::size_t(threads)) *
            sizeof(float);
 }
 

@@ -35,7 +35,7 @@ struct AttentionPartial {
 constexpr int padded_head_dim(int head_dim) {
     return (head_dim + 31) / 32 * 32;
 }
-constexpr std::size_t attention_workspace(int rows, int head_dim) {  // floats, aligned to 64 bytes
+constexpr std::size_t attention_workspace(int rows, int head_dim) {  // floats, a multiple of 16
     return std::size_t(rows) * attention_block +
            std::size_t(page_tokens) * std::size_t(padded_head_dim(head_dim));
 }

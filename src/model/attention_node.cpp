@@ -38,8 +38,7 @@ struct Partition {
     std::size_t query_floats() const { return round16(std::size_t(rows) * std::size_t(head_dim)); }
     std::size_t visible_floats() const { return round16(std::size_t(rows)); }
     std::size_t thread_floats() const {
-        return query_floats() + visible_floats() + partial_floats() +
-               round16(attention_workspace(rows, head_dim));
+        return query_floats() + visible_floats() + partial_floats() + attention_workspace(rows, head_dim);
     }
 };
 

@@ -27,12 +27,8 @@ Compute::~Compute() {
     ggml_threadpool_free(pool_);
 }
 
-void Compute::check_cancelled() const {
-    if (cancel_ != nullptr && *cancel_) throw Error("interrupted", Error::Kind::interrupted);
-}
-
 void Compute::run(ggml_cgraph* graph) {
-    check_cancelled();
+    if (cancel_ != nullptr && *cancel_) throw Error("interrupted", Error::Kind::interrupted);
     ggml_cplan plan = ggml_graph_plan(graph, threads_, pool_);
     if (work_.size() < plan.work_size) work_.resize(plan.work_size);
     plan.work_data = work_.data();

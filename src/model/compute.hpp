@@ -20,7 +20,6 @@ class Compute {
     Compute& operator=(const Compute&) = delete;
 
     int threads() const { return threads_; }
-    void check_cancelled() const;
 
     void run(ggml_cgraph* graph);
 

@@ -65,12 +65,6 @@ float HyperParameters::attention_scale() const {
     return 1.0f / std::sqrt(float(head_dim));
 }
 
-std::vector<std::string> architecture_names() {
-    std::vector<std::string> names;
-    for (const Architecture& architecture : architectures()) names.push_back(architecture.name);
-    return names;
-}
-
 const Architecture& find_architecture(const std::string& name) {
     std::string known;
     for (const Architecture& architecture : architectures()) {

@@ -16,7 +16,6 @@ struct Architecture {
 
 // Throws Error that names the architecture and lists the supported ones.
 const Architecture& find_architecture(const std::string& name);
-std::vector<std::string> architecture_names();
 
 enum class RopeScaling { none, linear, yarn };
 

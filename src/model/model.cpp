@@ -38,9 +38,17 @@ class TensorBinder {
             throw Error("'" + file_.path() + "': tensor " + tensor->name + " must be F32");
         return tensor;
     }
+    // Matrices are expanded to fp32, so their type must be one that ggml can expand.
+    ggml_tensor* matrix(const std::string& name, std::int64_t inputs, std::int64_t outputs) {
+        ggml_tensor* tensor = required(name, {inputs, outputs});
+        if (tensor->type != GGML_TYPE_F32 && ggml_get_type_traits(tensor->type)->to_float == nullptr)
+            throw Error("'" + file_.path() + "': tensor " + tensor->name + " has the type " +
+                        ggml_type_name(tensor->type) + ", which can't be expanded");
+        return tensor;
+    }
     Linear linear(const std::string& name, std::int64_t inputs, std::int64_t outputs) {
         Linear linear;
-        linear.weight = required(name + ".weight", {inputs, outputs});
+        linear.weight = matrix(name + ".weight", inputs, outputs);
         linear.mapped = linear.weight;
         linear.bias = vector(optional(name + ".bias", {outputs}));
         return linear;
@@ -57,12 +65,6 @@ class TensorBinder {
     const GgufFile& file_;
     std::set<std::string> used_;
 };
-
-void check_type(const GgufFile& file, const ggml_tensor* tensor) {
-    if (tensor->type != GGML_TYPE_F32 && ggml_get_type_traits(tensor->type)->to_float == nullptr)
-        throw Error("'" + file.path() + "': tensor " + tensor->name + " has the type " +
-                    ggml_type_name(tensor->type) + ", which can't be expanded");
-}
 
 // Row `row` of a matrix, as fp32.
 void read_row(const ggml_tensor* tensor, std::int64_t row, float* to) {
@@ -98,7 +100,7 @@ void Model::bind_tensors() {
     const std::int64_t hidden = p.hidden, query = std::int64_t(p.heads) * p.head_dim,
                        key = std::int64_t(p.kv_heads) * p.head_dim, inner = p.feed_forward;
     TensorBinder bind(file_);
-    embedding = bind.required("token_embd.weight", {hidden, p.vocabulary});
+    embedding = bind.matrix("token_embd.weight", hidden, p.vocabulary);
     output_norm = bind.vector(bind.required("output_norm.weight", {hidden}));
     rope_factors = bind.vector(bind.optional("rope_freqs.weight", {p.head_dim / 2}));
     if (file_.tensor("output.weight") != nullptr) {
@@ -119,13 +121,8 @@ void Model::bind_tensors() {
         layer.gate = bind.linear(block + "ffn_gate", hidden, inner);
         layer.up = bind.linear(block + "ffn_up", hidden, inner);
         layer.down = bind.linear(block + "ffn_down", inner, hidden);
-        for (const Linear* linear :
-             {&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up, &layer.down})
-            check_type(file_, linear->mapped);
         layers.push_back(layer);
     }
-    check_type(file_, embedding);
-    check_type(file_, output.mapped);
     bind.refuse_unused();
 }
 

@@ -19,6 +19,7 @@ struct Tokenizer::State {
     const llama_vocab* vocab = nullptr;
     common_chat_templates_ptr templates;  // null: the file has none
     std::array<int, 256> byte_tokens;     // -1 where the vocabulary has none
+    std::string before, behind = "\n";    // of the user's text in its turn
 
     ~State() { llama_model_free(model); }
 
@@ -31,9 +32,9 @@ struct Tokenizer::State {
         return tokens;
     }
 
-    // The user's turn around a text: what the template puts before and behind it.
-    std::pair<std::string, std::string> turn() const {
-        if (!templates) return {"", "\n"};
+    // Renders the template once, around a mark that stands for the user's text.
+    void find_turn() {
+        if (!templates) return;
         // Letters alone, so that no template trims or escapes them.
         const std::string mark = "HOLDFASTuserHOLDFASTturnHOLDFAST";
         common_chat_msg message;
@@ -51,7 +52,8 @@ struct Tokenizer::State {
         const std::size_t at = prompt.find(mark);
         if (at == std::string::npos || prompt.find(mark, at + 1) != std::string::npos)
             throw Error("the model's chat template doesn't repeat the user's text exactly once");
-        return {prompt.substr(0, at), prompt.substr(at + mark.size())};
+        before = prompt.substr(0, at);
+        behind = prompt.substr(at + mark.size());
     }
 };
 
@@ -68,6 +70,7 @@ Tokenizer::Tokenizer(const std::string& model_path) : state_(new State) {
             throw Error("'" + model_path + "': its chat template can't be parsed: " + error.what());
         }
     }
+    state_->find_turn();
     state_->byte_tokens.fill(-1);
     for (int token = 0; token < llama_vocab_n_tokens(state_->vocab); ++token) {
         const std::string bytes = piece(token);
@@ -113,7 +116,7 @@ bool Tokenizer::has_chat_template() const {
 }
 
 std::vector<int> Tokenizer::opening(std::string_view document) const {
-    std::vector<int> tokens = state_->tokenize(state_->turn().first, true);
+    std::vector<int> tokens = state_->tokenize(state_->before, true);
     const int bos = llama_vocab_bos(state_->vocab);
     if (llama_vocab_get_add_bos(state_->vocab) && bos >= 0 && (tokens.empty() || tokens.front() != bos))
         tokens.insert(tokens.begin(), bos);
@@ -125,7 +128,7 @@ std::vector<int> Tokenizer::opening(std::string_view document) const {
 Prompt Tokenizer::prompt(std::string_view document, std::string_view question) const {
     std::string text(document);
     while (!text.ends_with("\n\n")) text += '\n';
-    return {opening(text), tokenize(question), state_->tokenize(state_->turn().second, true)};
+    return {opening(text), tokenize(question), state_->tokenize(state_->behind, true)};
 }
 
 }  // namespace holdfast
