@@ -48,6 +48,7 @@ std::string small_model_path() {
 
 ReadSettings budget(const char* text) {
     ReadSettings settings;
+    settings.method = Method::parse("layer-defensive");
     settings.budget = Budget::parse(text);
     return settings;
 }
@@ -159,10 +160,10 @@ TEST(Edges, ShortContextsAndExtremeBudgets) {
             const std::string what = std::to_string(n) + " tokens at " + text;
             ASSERT_GE(context.report.kept_least, 1u) << what;
             const std::size_t wanted = settings.budget.entries(n, heads);
-            if (wanted == n * heads || n <= settings.defensive.window + 8) {
+            if (wanted == n * heads || n <= settings.method.settings().window + 8) {
                 ASSERT_EQ(context.cache.entries(), n * heads) << what;
                 ASSERT_EQ(context.report.note.empty(), wanted == n * heads) << what;
-            } else if (wanted < heads * settings.defensive.window) {
+            } else if (wanted < heads * settings.method.settings().window) {
                 ASSERT_EQ(context.cache.entries(), heads * std::max<std::size_t>(1, wanted / heads)) << what;
                 ASSERT_FALSE(context.report.note.empty()) << what;
                 ASSERT_EQ(context.cache.positions(1, 1).back(), n - 1) << what;
@@ -171,7 +172,7 @@ TEST(Edges, ShortContextsAndExtremeBudgets) {
                 for (int l = 0; l < p.layers; ++l)
                     for (int h = 0; h < p.kv_heads; ++h) {
                         const auto positions = context.cache.positions(l, h);
-                        for (std::uint32_t i = 1; i <= settings.defensive.window; ++i)
+                        for (std::uint32_t i = 1; i <= settings.method.settings().window; ++i)
                             ASSERT_EQ(positions[positions.size() - i], n - i) << what;
                     }
             }

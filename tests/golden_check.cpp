@@ -1,23 +1,25 @@
 // golden_check [-m MODEL] FILE...: compares holdfast with the choices of the published implementation.
 //
 // A file of synthetic layers (docs/methods/golden-files.md) is checked entry by entry. A file with the
-// tokens of a real document is read with the model. Entries that no method here produces are listed as
-// not checked. The last line is "N passed, N failed"; the exit status is 1 if one failed.
+// tokens of a real document is read with the model. An entry that nothing here computes fails. The last line
+// is "N passed, N failed"; the exit status is 1 if one failed.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <numeric>
 #include <set>
 #include <thread>
 
 #include "cache/ragged_cache.hpp"
 #include "cli/default_model.hpp"
 #include "engine/context.hpp"
-#include "evict/cascade.hpp"
+#include "evict/allocators.hpp"
+#include "evict/compression.hpp"
 #include "evict/observer.hpp"
 #include "kernels/attention.hpp"
-#include "kernels/vnorm.hpp"
 #include "model/decoder_graph.hpp"
 #include "safetensors.hpp"
 #include "text/tokenizer.hpp"
@@ -46,205 +48,237 @@ void compare_values(const std::string& entry, std::span<const float> ours, std::
            fmt::format("largest difference {:.1e} of {:.3g}", worst, largest));
 }
 
-// scores: what the choice was made by; a difference between entries of equal score is none.
-void compare_kept(const std::string& entry, std::span<const std::uint8_t> ours,
-                  std::span<const std::uint8_t> golden, std::span<const float> scores) {
-    if (ours.size() != golden.size()) return report(false, entry, "wrong size");
-    float threshold = INFINITY;  // the lowest score that the golden choice kept
-    std::size_t kept = 0, ties = 0, differences = 0;
-    for (std::size_t i = 0; i < golden.size(); ++i)
-        if (golden[i]) threshold = std::min(threshold, scores[i]), ++kept;
-    for (std::size_t i = 0; i < golden.size(); ++i)
-        if (bool(ours[i]) != bool(golden[i]))
-            ++(std::abs(scores[i] - threshold) <= 1e-6f * threshold ? ties : differences);
-    report(differences == 0, entry, fmt::format("{} kept, {} differ, {} ties", kept, differences, ties));
-}
-
-// The layers of a synthetic file, checked one by one and together.
+// The layers of a synthetic file. Each method goes through all of them, as in a prefill.
 class SyntheticLayers {
   public:
-    SyntheticLayers(const Safetensors& file, Compute& compute) : file_(file), compute_(compute) {
-        layers_ = number("layers");
-        n_ = std::uint32_t(number("n"));
-        kv_heads_ = number("kv_heads");
-        group_ = number("group");
-        head_dim_ = number("head_dim");
-        hidden_ = number("hidden");
-        settings_.window = std::uint32_t(number("window"));
-        settings_.kernel = number("kernel");
+    SyntheticLayers(const Safetensors& file, Compute& compute)
+        : file_(file),
+          observer_([&compute](int count,
+                               const std::function<void(int, int)>& task) { compute.parallel(count, task); },
+                    compute.threads()) {
+        shape_.layers = number("layers");
+        shape_.kv_heads = number("kv_heads");
+        shape_.group = number("group");
+        shape_.head_dim = number("head_dim");
+        shape_.tokens = std::uint32_t(number("n"));
+        shape_.scale = 1.0f / std::sqrt(float(shape_.head_dim));
+        window_ = std::uint32_t(number("window"));
         budget_ = {std::stod(file.metadata("keep")), true};
+        for (int l = 0; l < shape_.layers; ++l) layers_.push_back(std::make_unique<Layer>(*this, l));
     }
 
     void check() {
-        for (int l = 0; l < layers_; ++l) check_layer(l);
-        check_layer_defensive();
+        for (int l = 0; l < shape_.layers; ++l) check_layer(l);
+        for (const auto& [entry, method] :
+             std::vector<std::pair<std::string, std::string>>{{"snapkv", "snapkv"},
+                                                              {"tova", "tova"},
+                                                              {"knorm", "knorm"},
+                                                              {"keydiff", "keydiff"},
+                                                              {"streaming", "streaming"},
+                                                              {"pyramidkv", "pyramidkv"},
+                                                              {"ada-snapkv", "adakv"},
+                                                              {"critical-snapkv", "critical-snapkv"},
+                                                              {"critical-ada-snapkv", "critical-adakv"},
+                                                              {"defensive.corrected", "defensive"},
+                                                              {"layer-defensive", "layer-defensive"}})
+            check_method(entry, method, false);
+        check_method("defensive.reference", "defensive", true);
         for (const auto& [name, entry] : file_.entries().items())
-            if (!checked_.contains(name)) fmt::print("     {:<44} not checked\n", name);
+            if (!checked_.contains(name)) report(false, name, "nothing here computes it");
     }
 
   private:
+    // What one layer of the file holds, in the forms that the kernels take.
+    struct Layer {
+        RaggedCache cache;
+        std::vector<float> queries, panels;
+        ObservedLayer observed;
+
+        Layer(SyntheticLayers& file, int index)
+            : cache(std::make_shared<PagePool>(file.shape_.head_dim), 1, file.shape_.kv_heads) {
+            const LayerShape& s = file.shape_;
+            const std::string prefix = "layer" + std::to_string(index) + ".";
+            queries = file.golden(prefix + "Q");
+            const std::vector<float> k = file.golden(prefix + "K"), v = file.golden(prefix + "V"),
+                                     wo = file.golden(prefix + "Wo");
+            cache.append(0, 0, s.tokens);
+            for (int h = 0; h < s.kv_heads; ++h)
+                for (std::uint32_t j = 0; j < s.tokens; ++j) {
+                    const std::size_t at = s.at(h, j) * std::size_t(s.head_dim);
+                    cache.write(0, h, j, k.data() + at, v.data() + at);
+                }
+            const int hidden = file.number("hidden"), inputs = s.heads() * s.head_dim;
+            panels.resize(PackedMatrix::elements(hidden, inputs));
+            std::vector<float> scratch(std::size_t(32) * std::size_t(inputs));
+            observed.output = {panels.data(), hidden, inputs};
+            for (int i = 0; i < observed.output.panel_count(); ++i)
+                pack_panel(
+                    panels.data(), i, hidden, inputs,
+                    [&](int row, float* to) {
+                        std::copy_n(wo.data() + std::size_t(row) * std::size_t(inputs), inputs, to);
+                    },
+                    scratch.data());
+            observed.shape = s;
+            observed.shape.layer = index;
+            for (int h = 0; h < s.kv_heads; ++h) observed.pages.push_back(cache.pages(0, h));
+            observed.window = file.window_;
+            observed.window_queries = queries.data();
+        }
+    };
+
     int number(const char* key) const { return std::stoi(file_.metadata(key)); }
-    std::size_t entries() const { return std::size_t(kv_heads_) * n_; }
 
     std::vector<float> golden(const std::string& name) {
         checked_.insert(name);
         return file_.read<float>(name);
     }
-    std::vector<std::uint8_t> golden_kept(const std::string& name) {
-        checked_.insert(name);
-        return file_.read<std::uint8_t>(name);
-    }
 
     void check_layer(int l) {
         const std::string prefix = "layer" + std::to_string(l) + ".";
-        const std::vector<float> q = golden(prefix + "Q"), k = golden(prefix + "K"), v = golden(prefix + "V"),
-                                 wo = golden(prefix + "Wo");
-        RaggedCache cache(std::make_shared<PagePool>(head_dim_), 1, kv_heads_);
-        cache.append(0, 0, n_);
-        for (int h = 0; h < kv_heads_; ++h)
-            for (std::uint32_t j = 0; j < n_; ++j) {
-                const std::size_t at = (std::size_t(h) * n_ + j) * std::size_t(head_dim_);
-                cache.write(0, h, j, k.data() + at, v.data() + at);
-            }
-        LayerView view;
-        view.kv_heads = kv_heads_;
-        view.group = group_;
-        view.head_dim = head_dim_;
-        view.scale = 1.0f / std::sqrt(float(head_dim_));
-        view.tokens = n_;
-        for (int h = 0; h < kv_heads_; ++h) view.pages.push_back(cache.pages(0, h));
-        view.queries = q.data();
-        const int inputs = kv_heads_ * group_ * head_dim_;
-        std::vector<float> panels(PackedMatrix::elements(hidden_, inputs)),
-            scratch(std::size_t(32) * std::size_t(inputs));
-        view.output = {panels.data(), hidden_, inputs};
-        for (int i = 0; i < view.output.panel_count(); ++i)
-            pack_panel(
-                panels.data(), i, hidden_, inputs,
-                [&](int row, float* to) {
-                    std::copy_n(wo.data() + std::size_t(row) * std::size_t(inputs), inputs, to);
-                },
-                scratch.data());
-
-        check_attention(prefix, view);
-        check_norms(prefix, view);
-        for (const bool reference : {false, true}) check_defensive(prefix, view, reference);
+        check_attention(prefix, layers_[std::size_t(l)]->observed);
+        observer_.show(layers_[std::size_t(l)]->observed);
+        compare_values(prefix + "vnorm", observer_.value_norms(ValueNorm::exact), golden(prefix + "vnorm"));
+        const WindowSummary& window = observer_.window(window_, number("kernel"));
+        const float corrected = float(window.mass), reference = float(window.reference_mass);
+        compare_values(prefix + "window_mass.corrected", {&corrected, 1},
+                       golden(prefix + "window_mass.corrected"));
+        compare_values(prefix + "window_mass.reference", {&reference, 1},
+                       golden(prefix + "window_mass.reference"));
+        checked_.insert(prefix + "budget.pyramidkv");
+        const std::uint32_t tokens =
+            pyramid_tokens(l, shape_.layers, shape_.tokens, budget_.tokens_per_head(shape_.tokens), window_,
+                           std::stod(file_.metadata("pyramid_beta")));
+        const std::int64_t expected = file_.read<std::int64_t>(prefix + "budget.pyramidkv").at(0);
+        report(tokens == expected, prefix + "budget.pyramidkv", fmt::format("{} tokens", tokens));
     }
 
-    void check_attention(const std::string& prefix, const LayerView& view) {
-        const std::size_t stride = pages_for(n_) * page_tokens;
-        const int window = int(settings_.window);
-        std::vector<float> row(stride), workspace(attention_workspace(1, head_dim_)),
-            query(std::size_t(head_dim_) + 0);
-        std::vector<float> all;
-        for (int h = 0; h < kv_heads_ * group_; ++h)
-            for (int i = 0; i < window; ++i) {
-                const float* from = view.queries + std::size_t(h * window + i) * std::size_t(head_dim_);
-                std::transform(from, from + head_dim_, query.begin(),
-                               [&](float x) { return x * view.scale; });
+    void check_attention(const std::string& prefix, const ObservedLayer& layer) {
+        const std::size_t stride = pages_for(shape_.tokens) * page_tokens, d = std::size_t(shape_.head_dim);
+        std::vector<float> row(stride), workspace(attention_workspace(1, shape_.head_dim)), query(d), all;
+        for (int h = 0; h < shape_.heads(); ++h)
+            for (std::uint32_t i = 0; i < window_; ++i) {
+                const float* from = layer.window_queries + (std::size_t(h) * window_ + i) * d;
+                std::transform(from, from + d, query.begin(), [&](float x) { return x * shape_.scale; });
                 AttentionTask task;
                 task.rows = 1;
-                task.head_dim = head_dim_;
+                task.head_dim = shape_.head_dim;
                 task.query = query.data();
-                task.pages = view.pages[std::size_t(h / group_)];
-                task.slot_end = n_;
+                task.pages = layer.pages[std::size_t(h / shape_.group)];
+                task.slot_end = shape_.tokens;
                 score_slots(task, row.data(), stride, workspace.data());
-                softmax_row(row.data(), n_ - settings_.window + std::uint32_t(i) + 1, n_);
-                all.insert(all.end(), row.begin(), row.begin() + n_);
+                softmax_row(row.data(), shape_.tokens - window_ + i + 1, shape_.tokens);
+                all.insert(all.end(), row.begin(), row.begin() + shape_.tokens);
             }
         compare_values(prefix + "window_attention", all, golden(prefix + "window_attention"));
     }
 
-    void check_norms(const std::string& prefix, const LayerView& view) {
-        std::vector<float> norms(entries()), workspace(std::size_t(page_tokens) * std::size_t(head_dim_));
-        for (int h = 0; h < kv_heads_; ++h)
-            for (std::uint32_t j = 0; j < n_; j += page_tokens)
-                projected_value_norms(view.pages[std::size_t(h)][j / page_tokens],
-                                      int(std::min<std::uint32_t>(page_tokens, n_ - j)), head_dim_,
-                                      view.output, h * group_, group_, norms.data() + std::size_t(h) * n_ + j,
-                                      workspace.data());
-        compare_values(prefix + "vnorm", norms, golden(prefix + "vnorm"));
+    // The settings of the file that a method uses.
+    Method method_of_file(const std::string& name, bool reference) const {
+        std::vector<std::string> settings;
+        const std::string usage = Method::parse(name).explain();
+        for (const auto& [parameter, key] :
+             std::vector<std::pair<std::string, std::string>>{{"window", "window"},
+                                                              {"kernel", "kernel"},
+                                                              {"sinks", "sinks"},
+                                                              {"alpha", "alpha_safeguard"},
+                                                              {"beta", "pyramid_beta"},
+                                                              {"first-stage", "first_stage_ratio"},
+                                                              {"epsilon", "epsilon"}})
+            if (usage.find("\n  " + parameter + "=") != std::string::npos)
+                settings.push_back(parameter + "=" + file_.metadata(key));
+        if (reference) settings.push_back("reference=on");
+        return Method::parse(name, settings);
     }
 
-    void check_defensive(const std::string& prefix, const LayerView& view, bool reference) {
-        const std::string variant = reference ? "reference" : "corrected";
-        DefensiveSettings settings = settings_;
-        settings.reference = reference;
-        Observer observer(
-            settings,
-            [&](int count, const std::function<void(int, int)>& task) { compute_.parallel(count, task); },
-            compute_.threads());
-        const DefensiveInput input = observer.observe(view);
-        const auto mass = float(input.window_mass);
-        compare_values(prefix + "window_mass." + variant, {&mass, 1},
-                       golden(prefix + "window_mass." + variant));
-
-        const DefensiveScores scores = defensive_scores(input, settings, budget_.tokens_per_head(n_));
-        std::vector<float> all;  // with the window
-        for (int h = 0; h < kv_heads_; ++h) {
-            const float* head = scores.past.data() + input.at(std::uint32_t(h), 0);
-            all.insert(all.end(), head, head + input.past);
-            all.insert(all.end(), settings.window, scores.highest);
+    // entry: the name of the method in the file. Its keep entries, and its scores if the file has them.
+    void check_method(const std::string& entry, const std::string& name, bool reference) {
+        if (!file_.has("layer0.keep." + entry)) return;
+        const Method method = method_of_file(name, reference);
+        Compression compression(method, budget_, shape_);
+        std::vector<std::vector<std::uint32_t>> kept(std::size_t(shape_.layers * shape_.kv_heads));
+        std::vector<float> scores, refined;  // of all layers
+        for (int l = 0; l < shape_.layers; ++l) {
+            for (int h = 0; h < shape_.kv_heads; ++h) {
+                auto& list = kept[std::size_t(l * shape_.kv_heads + h)];
+                list.resize(shape_.tokens);
+                std::iota(list.begin(), list.end(), 0u);
+            }
+            observer_.show(layers_[std::size_t(l)]->observed);
+            compression.finish_layer(observer_,
+                                     [&](int layer, int head, std::span<const std::uint32_t> slots) {
+                                         auto& list = kept[std::size_t(layer * shape_.kv_heads + head)];
+                                         for (std::size_t i = 0; i < slots.size(); ++i)
+                                             list[i] = list[slots[i]];
+                                         list.resize(slots.size());
+                                     });
+            scores.insert(scores.end(), compression.scores().begin(), compression.scores().end());
+            const std::span<const float> norms = observer_.value_norms(ValueNorm::exact);
+            for (std::size_t i = 0; i < norms.size(); ++i)
+                refined.push_back((compression.scores()[i] + float(method.settings().epsilon)) * norms[i]);
+            if (name == "snapkv" || name == "defensive") check_scores(l, name, entry, compression);
         }
-        compare_values(prefix + "score.defensive." + variant, all,
-                       golden(prefix + "score.defensive." + variant));
-
-        const std::string kept = prefix + "keep.defensive." + variant;
-        compare_kept(kept, choose({scores.past}, budget_.entries(n_, std::size_t(kv_heads_))),
-                     golden_kept(kept), all);
-        if (!reference) {
-            past_scores_.push_back(scores.past);
-            all_scores_.insert(all_scores_.end(), all.begin(), all.end());
+        std::vector<std::uint8_t> expected, ours(kept.size() * shape_.tokens);
+        for (int l = 0; l < shape_.layers; ++l) {
+            const std::string keep = "layer" + std::to_string(l) + ".keep." + entry;
+            checked_.insert(keep);
+            const auto layer = file_.read<std::uint8_t>(keep);
+            expected.insert(expected.end(), layer.begin(), layer.end());
         }
+        for (std::size_t h = 0; h < kept.size(); ++h)
+            for (std::uint32_t j : kept[h]) ours[h * shape_.tokens + j] = 1;
+        compare_kept("keep." + entry, ours, expected, method, scores, refined);
     }
 
-    // What a cascade over these layers keeps, 0/1 [layers, kv_heads, n].
-    std::vector<std::uint8_t> choose(const std::vector<std::vector<float>>& layers,
-                                     std::size_t budget) const {
-        const std::size_t heads = layers.size() * std::size_t(kv_heads_);
-        Cascade cascade(std::uint32_t(kv_heads_), budget - std::min(budget, heads * settings_.window));
-        std::vector<std::vector<std::uint32_t>> kept(heads);
-        const std::uint32_t past = n_ - settings_.window;
-        for (std::size_t l = 0; l < layers.size(); ++l) {
-            for (int h = 0; h < kv_heads_; ++h)
-                for (std::uint32_t j = 0; j < past; ++j)
-                    kept[l * std::size_t(kv_heads_) + std::size_t(h)].push_back(j);
-            cascade.add_layer(layers[l], [&](std::uint32_t layer, std::uint32_t head,
-                                             std::span<const std::uint32_t> slots) {
-                auto& list = kept[layer * std::size_t(kv_heads_) + head];
-                for (std::size_t i = 0; i < slots.size(); ++i) list[i] = list[slots[i]];
-                list.resize(slots.size());
-            });
-        }
-        std::vector<std::uint8_t> mask(heads * n_);
-        for (std::size_t h = 0; h < heads; ++h) {
-            for (std::uint32_t j : kept[h]) mask[h * n_ + j] = 1;
-            std::fill_n(mask.begin() + std::ptrdiff_t(h * n_ + past), settings_.window, std::uint8_t(1));
-        }
-        return mask;
+    // The published code gives forced tokens the layer's highest score, snapkv one more than that.
+    void check_scores(int l, const std::string& name, const std::string& entry,
+                      const Compression& compression) {
+        const std::string golden_name =
+            "layer" + std::to_string(l) + ".score." + (name == "snapkv" ? name : entry);
+        std::vector<float> scores(compression.scores().begin(), compression.scores().end());
+        float highest = 0;
+        const std::uint32_t past = shape_.tokens - window_;
+        for (std::size_t i = 0; i < scores.size(); ++i)
+            if (i % shape_.tokens < past) highest = std::max(highest, scores[i]);
+        for (std::size_t i = 0; i < scores.size(); ++i)
+            if (i % shape_.tokens >= past) scores[i] = name == "snapkv" ? highest + 1 : highest;
+        compare_values(golden_name, scores, golden(golden_name));
     }
 
-    void check_layer_defensive() {
-        const std::size_t heads = std::size_t(layers_) * std::size_t(kv_heads_);
-        const std::vector<std::uint8_t> ours = choose(past_scores_, budget_.entries(n_, heads));
-        std::vector<std::uint8_t> all;
-        for (int l = 0; l < layers_; ++l) {
-            const std::vector<std::uint8_t> layer =
-                golden_kept("layer" + std::to_string(l) + ".keep.layer-defensive");
-            all.insert(all.end(), layer.begin(), layer.end());
+    // Sets may differ in entries whose scores differ by no more than rounding: all that differ in a layer (of
+    // the whole model with `layer`) must have nearly the same score, or in the second stage of critical
+    // nearly the same refined one.
+    void compare_kept(const std::string& entry, std::span<const std::uint8_t> ours,
+                      std::span<const std::uint8_t> golden, const Method& method,
+                      std::span<const float> scores, std::span<const float> refined) const {
+        if (ours.size() != golden.size()) return report(false, entry, "wrong size");
+        const std::size_t unit = method.whole_model() ? golden.size() : shape_.entries();
+        std::size_t kept = 0, ties = 0, differences = 0;
+        for (std::size_t begin = 0; begin < golden.size(); begin += unit) {
+            std::vector<std::size_t> differing;
+            for (std::size_t i = begin; i < begin + unit; ++i) {
+                kept += golden[i];
+                if (bool(ours[i]) != bool(golden[i])) differing.push_back(i);
+            }
+            const auto alike = [&](std::span<const float> values) {
+                float low = INFINITY, high = -INFINITY;
+                for (std::size_t i : differing)
+                    low = std::min(low, values[i]), high = std::max(high, values[i]);
+                return high - low <= 1e-6f * std::max(std::abs(low), std::abs(high));
+            };
+            const bool tied = differing.empty() || alike(scores) ||
+                              (method.critical() == Critical::two_stage && alike(refined));
+            (tied ? ties : differences) += differing.size();
         }
-        compare_kept("keep.layer-defensive (all layers)", ours, all, all_scores_);
+        report(differences == 0, entry, fmt::format("{} kept, {} differ, {} ties", kept, differences, ties));
     }
 
     const Safetensors& file_;
-    Compute& compute_;
-    int layers_, kv_heads_, group_, head_dim_, hidden_;
-    std::uint32_t n_;
-    DefensiveSettings settings_;
+    LayerShape shape_;
+    std::uint32_t window_ = 0;
     Budget budget_;
-    std::vector<std::vector<float>> past_scores_;  // of each layer
-    std::vector<float> all_scores_;
+    Observer observer_;
     std::set<std::string> checked_;
+    std::vector<std::unique_ptr<Layer>> layers_;
 };
 
 // The document's tokens, behind the end of what our chat prompt opens with (the file leaves the system turn
@@ -269,9 +303,7 @@ void check_document(const Safetensors& file, const std::string& model_path, Comp
     const std::vector<std::int32_t> tokens = file.read<std::int32_t>("tokens");
     check_tokens(tokenizer, file.metadata("document"), tokens);
 
-    ReadSettings settings;
-    settings.defensive.window = std::uint32_t(std::stoi(file.metadata("window")));
-    Context full = read_context(model, compute, tokens, settings);
+    Context full = read_context(model, compute, tokens, {});
     const std::vector<float> logits = final_logits(model, compute, full.last_hidden.data());
     const std::vector<float> golden = file.read<float>("logits_last");
     float largest = 0, worst = 0;
@@ -283,21 +315,23 @@ void check_document(const Safetensors& file, const std::string& model_path, Comp
     report(worst <= 0.02f * largest, "logits_last",
            fmt::format("largest difference {:.2e} of {:.3g}", worst, largest));
 
-    settings.budget = {std::stod(file.metadata("keep")), true};
-    const Context context = read_context(model, compute, tokens, settings);
-    const std::vector<std::uint8_t> kept = file.read<std::uint8_t>("keep.layer-defensive");
-    std::size_t common = 0, total = 0;
-    for (int l = 0; l < p.layers; ++l)
-        for (int h = 0; h < p.kv_heads; ++h)
-            for (std::uint32_t position : context.cache.positions(l, h))
-                common += kept[std::size_t(l * p.kv_heads + h) * tokens.size() + position];
-    for (std::uint8_t k : kept) total += k;
-    report(context.cache.entries() == total && double(common) >= 0.95 * double(total), "keep.layer-defensive",
-           fmt::format("{} kept, {:.2f}% agree", context.cache.entries(),
-                       100.0 * double(common) / double(total)));
-    for (const auto& [name, entry] : file.entries().items())
-        if (name.starts_with("keep.") && name != "keep.layer-defensive")
-            fmt::print("     {:<44} not checked\n", name);
+    for (const auto& [name, entry] : file.entries().items()) {
+        if (!name.starts_with("keep.")) continue;
+        ReadSettings settings;
+        settings.method = Method::parse(name.substr(5), {"window=" + file.metadata("window")});
+        settings.budget = {std::stod(file.metadata("keep")), true};
+        const Context context = read_context(model, compute, tokens, settings);
+        const std::vector<std::uint8_t> kept = file.read<std::uint8_t>(name);
+        std::size_t common = 0, total = 0;
+        for (int l = 0; l < p.layers; ++l)
+            for (int h = 0; h < p.kv_heads; ++h)
+                for (std::uint32_t position : context.cache.positions(l, h))
+                    common += kept[std::size_t(l * p.kv_heads + h) * tokens.size() + position];
+        for (std::uint8_t k : kept) total += k;
+        report(context.cache.entries() == total && double(common) >= 0.95 * double(total), name,
+               fmt::format("{} kept, {:.2f}% agree", context.cache.entries(),
+                           100.0 * double(common) / double(total)));
+    }
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "cli/commands.hpp"
 #include "cli/default_model.hpp"
 #include "cli/documents.hpp"
+#include "cli/method_options.hpp"
 #include "cli/terminal.hpp"
 #include "engine/context.hpp"
 #include "engine/session.hpp"
@@ -26,8 +27,7 @@ namespace {
 struct AskOptions {
     std::string model = default_model_path();
     std::vector<std::string> files;
-    std::string budget = "20%";
-    std::string method = "layer-defensive";
+    MethodOptions compression;
     bool question_aware = false;
     int most_tokens = 256;
     float temperature = 0;
@@ -52,6 +52,7 @@ class Asker {
   public:
     explicit Asker(const AskOptions& options)
         : options_(options),
+          method_(options.compression.parse_method()),
           document_(read_documents(options.files)),
           model_(options.model, options.context_length),
           tokenizer_(options.model),
@@ -66,7 +67,8 @@ class Asker {
     // first_question: read with the document when the compression is question-aware.
     void read(const std::string& first_question) {
         ReadSettings settings;
-        if (compressed()) settings.budget = Budget::parse(options_.budget);
+        settings.method = method_;
+        settings.budget = options_.compression.parse_budget();
         Prompt prompt = tokenizer_.prompt(document_, first_question);
         if (options_.question_aware)
             prompt.context.insert(prompt.context.end(), prompt.question.begin(), prompt.question.end());
@@ -140,10 +142,10 @@ class Asker {
     }
 
   private:
-    bool compressed() const { return options_.method != "full"; }
+    bool compressed() const { return !method_.keeps_all(); }
     std::string label() const {
         if (!compressed()) return "full cache";
-        return fmt::format("{} at {}, question-{}", options_.method, options_.budget,
+        return fmt::format("{} at {}, question-{}", method_.name(), options_.compression.budget,
                            options_.question_aware ? "aware" : "agnostic");
     }
 
@@ -153,8 +155,8 @@ class Asker {
             {"question", question},
             {"answer", answer.text},
             {"model", model_.parameters().name},
-            {"method", options_.method},
-            {"budget", compressed() ? options_.budget : "100%"},
+            {"method", method_.name()},
+            {"budget", compressed() ? options_.compression.budget : "100%"},
             {"question_aware", options_.question_aware},
             {"tokens_read", r.tokens},
             {"kept_per_head", {{"min", r.kept_least}, {"mean", r.kept_mean}, {"max", r.kept_most}}},
@@ -176,6 +178,7 @@ class Asker {
     }
 
     AskOptions options_;
+    Method method_;
     std::string document_;
     Model model_;
     Tokenizer tokenizer_;
@@ -205,7 +208,15 @@ bool prompt_line(std::string& line) {
 }
 
 void run(const AskOptions& options) {
-    Budget::parse(options.budget);  // a slip is reported before anything is loaded
+    // A slip is reported before anything is loaded.
+    const Method method = options.compression.parse_method();
+    options.compression.parse_budget();
+    if (options.compression.explain) {
+        fmt::print("{}", method.explain());
+        return;
+    }
+    if (options.files.empty())
+        throw Error("there is no document: give one with -f (--file)", Error::Kind::usage);
     std::vector<std::string> questions = all_questions(options);
     const bool reads_stdin =
         std::find(options.files.begin(), options.files.end(), "-") != options.files.end();
@@ -239,15 +250,8 @@ void add_ask(CLI::App& app) {
     command->add_option("-m,--model", options->model, "GGUF file (default: the fetched SmolLM2-135M)");
     command
         ->add_option("-f,--file", options->files, "Document; several are read one after another; - is stdin")
-        ->required()
         ->allow_extra_args(false);
-    command
-        ->add_option("--budget", options->budget,
-                     "Kept share of the context (20%), or tokens per KV head on average (1024)")
-        ->capture_default_str();
-    command->add_option("--method", options->method, "How to choose what is kept")
-        ->check(CLI::IsMember({"layer-defensive", "full"}))
-        ->capture_default_str();
+    options->compression.add(command);
     command->add_flag("--question-aware", options->question_aware,
                       "Let the compression see the first question");
     command->add_option("-n,--tokens", options->most_tokens, "Longest answer in tokens")
@@ -266,7 +270,8 @@ void add_ask(CLI::App& app) {
     command->add_option("--questions", options->questions_file, "File with one question a line");
     command->add_option("question", options->questions, "Questions");
     command->callback([options, command] {
-        if (options->method == "full" && (command->count("--budget") > 0 || options->question_aware))
+        if (options->compression.method == "full" &&
+            (command->count("--budget") > 0 || options->question_aware))
             throw Error(
                 "--method full keeps everything: --budget and --question-aware have no effect with it",
                 Error::Kind::usage);

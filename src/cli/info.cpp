@@ -5,6 +5,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/default_model.hpp"
+#include "cli/method_options.hpp"
 #include "cli/terminal.hpp"
 #include "engine/memory_plan.hpp"
 #include "kernels/simd.hpp"
@@ -16,18 +17,22 @@ namespace {
 struct InfoOptions {
     std::string model = default_model_path();
     std::uint32_t context_length = 0;
-    std::string budget = "20%";
+    MethodOptions compression;
     int threads = int(std::max(1u, std::thread::hardware_concurrency()));
 };
 
 void run(const InfoOptions& options) {
-    const Budget budget = Budget::parse(options.budget);
+    const Method method = options.compression.parse_method();
+    const Budget budget = options.compression.parse_budget();
+    if (options.compression.explain) {
+        fmt::print("{}", method.explain());
+        return;
+    }
     const Model model(options.model, options.context_length);
     const HyperParameters& p = model.parameters();
     const std::uint32_t tokens = p.context_length;
     const ReadSettings settings;
-    const MemoryPlan plan =
-        plan_memory(model, tokens, budget, settings.defensive, settings.chunk, options.threads);
+    const MemoryPlan plan = plan_memory(model, tokens, method, budget, settings.chunk, options.threads);
 
     const char* scaling[] = {"none", "linear", "yarn"};
     fmt::print("model           {} ({})\n", p.name, options.model);
@@ -37,9 +42,11 @@ void run(const InfoOptions& options) {
                p.head_dim);
     fmt::print("context         {} tokens, rope base {:g}, scaling {}\n", tokens, p.rope.freq_base,
                scaling[int(p.rope.scaling)]);
+    fmt::print("fingerprint     {}\n", model.fingerprint());
     fmt::print("instruction set {}, {} threads\n\n", current_simd_target(), options.threads);
 
-    fmt::print("memory to read {} tokens with a budget of {}\n", tokens, options.budget);
+    fmt::print("memory to read {} tokens, {}\n", tokens,
+               method.keeps_all() ? "full cache" : method.name() + " at " + options.compression.budget);
     const auto line = [](const char* name, std::size_t bytes, const char* remark = "") {
         fmt::print("  {:<34}{:>12}  {}\n", name, format_bytes(bytes), remark);
     };
@@ -63,8 +70,7 @@ void add_info(CLI::App& app) {
     command->add_option("-m,--model", options->model, "GGUF file (default: the fetched SmolLM2-135M)");
     command->add_option("-c,--context", options->context_length,
                         "Context length in tokens (default: the model's own)");
-    command->add_option("--budget", options->budget, "Kept share of the context, or tokens per KV head")
-        ->capture_default_str();
+    options->compression.add(command);
     command->add_option("-t,--threads", options->threads, "Threads")
         ->check(CLI::Range(1, 512))
         ->capture_default_str();

@@ -19,6 +19,8 @@ int main(int argc, char** argv) {  // NOLINT(bugprone-exception-escape)
     app.failure_message(CLI::FailureMessage::help);
     holdfast::add_ask(app);
     holdfast::add_info(app);
+    holdfast::add_methods(app);
+    holdfast::add_profile_heads(app);
     try {
         holdfast::silence_libraries();
         holdfast::watch_interrupts();

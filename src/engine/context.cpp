@@ -1,12 +1,15 @@
 #include "engine/context.hpp"
 
 #include <algorithm>
-#include <numeric>
+#include <optional>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/memory.hpp"
-#include "evict/cascade.hpp"
+#include "engine/cache_folder.hpp"
+#include "engine/gram_store.hpp"
+#include "engine/head_profile.hpp"
+#include "evict/compression.hpp"
 #include "evict/observer.hpp"
 #include "model/decoder_graph.hpp"
 
@@ -14,110 +17,83 @@ namespace holdfast {
 
 namespace {
 
-// A context no longer than the window and this many tokens leaves nothing worth choosing.
-constexpr std::uint32_t too_short_to_choose = 8;
-
-// How a budget applies to a context: keep all, keep each head's last tokens, or choose.
-struct Decision {
-    enum { keep_all, keep_last, choose } kind = keep_all;
-    std::uint32_t last = 0;      // keep_last: tokens per head
-    double tokens_per_head = 0;  // choose
-    std::size_t capacity = 0;    // choose: entries of the past, all heads together
-    std::string note;
-};
-
-Decision decide(const ReadSettings& settings, std::uint32_t n, std::size_t heads) {
-    const std::uint32_t window = settings.defensive.window;
-    const std::size_t entries = settings.budget.entries(n, heads);
-    Decision decision;
-    decision.tokens_per_head = settings.budget.tokens_per_head(n);
-    if (entries >= std::size_t(n) * heads) return decision;
-    if (n <= window + too_short_to_choose) {
-        decision.note = "kept whole: the context is no longer than the observation window of " +
-                        std::to_string(window) + " tokens and " + std::to_string(too_short_to_choose) +
-                        " more";
-    } else if (entries < heads * window) {
-        decision.kind = Decision::keep_last;
-        decision.last = std::max<std::uint32_t>(1, std::uint32_t(entries / heads));
-        decision.note = "the budget is smaller than the observation window of " + std::to_string(window) +
-                        " tokens: each head keeps its last " + std::to_string(decision.last);
-    } else {
-        decision.kind = Decision::choose;
-        decision.capacity = entries - heads * window;
-    }
-    return decision;
-}
-
-// Evicts layer by layer, as the prefill finishes them.
+// Evicts layer by layer, as the prefill goes through them.
 class Compressor {
   public:
     Compressor(const Model& model, Compute& compute, RaggedCache& cache, const ReadSettings& settings,
                std::uint32_t n)
         : parameters_(model.parameters()),
           cache_(cache),
-          settings_(settings.defensive),
-          decision_(decide(settings, n, std::size_t(parameters_.layers) * std::size_t(parameters_.kv_heads))),
-          observer_(
-              settings.defensive,
-              [&compute](int count, const std::function<void(int, int)>& task) {
-                  compute.parallel(count, task);
-              },
-              compute.threads()),
-          cascade_(std::uint32_t(parameters_.kv_heads), decision_.capacity) {
-        if (decision_.kind != Decision::choose) return;
-        observed_.window = settings_.window;
-        observed_.first_position = n - settings_.window;
-        observed_.queries.resize(std::size_t(parameters_.heads) * settings_.window *
-                                 std::size_t(parameters_.head_dim));
+          rotation_(measure_rotation(model, compute)),
+          observer_([&compute](int count,
+                               const std::function<void(int, int)>& task) { compute.parallel(count, task); },
+                    compute.threads()) {
+        layer_.shape = layer_shape(parameters_, n);
+        layer_.shape.rotation = &rotation_;
+        std::vector<double> heads;
+        if (settings.method.needs_profile())
+            heads = load_head_profile(settings.method.settings().profile, model).importance;
+        compression_.emplace(settings.method, settings.budget, layer_.shape, heads);
+        if (settings.method.critical() != Critical::none &&
+            settings.method.settings().vnorm == ValueNorm::gram)
+            grams_.emplace(model, compute, cache_folder());
+        layer_.window = compression_->window_queries();
+        window_queries_.resize(layer_.window * row());
+        if (layer_.window > 0 || compression_->watches_queries())
+            chunk_queries_.resize(std::min(n, settings.chunk) * row());
     }
 
-    const std::string& note() const { return decision_.note; }
-    WindowQueries* observed() { return decision_.kind == Decision::choose ? &observed_ : nullptr; }
+    const std::string& note() const { return compression_->note(); }
+    // Where a chunk's queries go; null if nobody looks at them.
+    float* chunk_queries() { return chunk_queries_.empty() ? nullptr : chunk_queries_.data(); }
 
-    void finish_layer(int layer, const PackedMatrix& output) {
-        if (decision_.kind == Decision::keep_last) keep_last(layer);
-        if (decision_.kind == Decision::choose) choose(layer, output);
+    void begin_layer(int layer) {
+        layer_.shape.layer = layer;
+        compression_->begin_layer(layer_.shape);
+    }
+
+    // A chunk of the layer was read: its keys and values are in the cache, its queries in chunk_queries().
+    void finish_chunk(std::uint32_t begin, std::uint32_t end) {
+        const std::uint32_t n = layer_.shape.tokens, first = n - layer_.window;
+        const std::size_t d = std::size_t(parameters_.head_dim);
+        for (std::uint32_t position = std::max(begin, first); position < end; ++position)
+            for (std::size_t h = 0; h < std::size_t(parameters_.heads); ++h)
+                std::copy_n(chunk_queries_.data() + (position - begin) * row() + h * d, d,
+                            window_queries_.data() + (h * layer_.window + position - first) * d);
+        if (!compression_->watches_queries()) return;
+        show_layer({});
+        compression_->watch(observer_, {begin, end - begin, chunk_queries_.data()});
+    }
+
+    void finish_layer(const PackedMatrix& output) {
+        show_layer(output);
+        compression_->finish_layer(observer_, [&](int layer, int head, std::span<const std::uint32_t> kept) {
+            cache_.retain(layer, head, kept);
+        });
     }
 
   private:
-    void keep_last(int layer) {
-        for (int h = 0; h < parameters_.kv_heads; ++h) {
-            std::vector<std::uint32_t> slots(decision_.last);
-            std::iota(slots.begin(), slots.end(), cache_.length(layer, h) - decision_.last);
-            cache_.retain(layer, h, slots);
-        }
-    }
+    std::size_t row() const { return std::size_t(parameters_.heads) * std::size_t(parameters_.head_dim); }
 
-    void choose(int layer, const PackedMatrix& output) {
-        LayerView view;
-        view.kv_heads = parameters_.kv_heads;
-        view.group = parameters_.group();
-        view.head_dim = parameters_.head_dim;
-        view.scale = parameters_.attention_scale();
-        view.tokens = cache_.length(layer, 0);
-        for (int h = 0; h < parameters_.kv_heads; ++h) view.pages.push_back(cache_.pages(layer, h));
-        view.queries = observed_.queries.data();
-        view.output = output;
-        const DefensiveScores scores =
-            defensive_scores(observer_.observe(view), settings_, decision_.tokens_per_head);
-        cascade_.add_layer(scores.past,
-                           [&](std::uint32_t l, std::uint32_t h, std::span<const std::uint32_t> kept) {
-                               // The window follows the past in every head, and stays.
-                               std::vector<std::uint32_t> slots(kept.begin(), kept.end());
-                               const std::uint32_t length = cache_.length(int(l), int(h));
-                               for (std::uint32_t slot = length - settings_.window; slot < length; ++slot)
-                                   slots.push_back(slot);
-                               cache_.retain(int(l), int(h), slots);
-                           });
+    void show_layer(const PackedMatrix& output) {
+        layer_.pages.clear();
+        for (int h = 0; h < parameters_.kv_heads; ++h)
+            layer_.pages.push_back(cache_.pages(layer_.shape.layer, h));
+        layer_.window_queries = window_queries_.data();
+        layer_.output = output;
+        if (grams_ && output.panels != nullptr) layer_.grams = grams_->layer(layer_.shape.layer, output);
+        observer_.show(layer_);
     }
 
     const HyperParameters& parameters_;
     RaggedCache& cache_;
-    DefensiveSettings settings_;
-    Decision decision_;
-    WindowQueries observed_;
+    Rotation rotation_;
     Observer observer_;
-    Cascade cascade_;
+    ObservedLayer layer_;
+    std::optional<Compression> compression_;
+    std::optional<GramStore> grams_;
+    std::vector<float> chunk_queries_;   // [tokens, heads, head_dim]
+    std::vector<float> window_queries_;  // [heads, window, head_dim]
 };
 
 void summarize(const RaggedCache& cache, ReadReport& report) {
@@ -146,8 +122,7 @@ Context read_context(const Model& model, Compute& compute, std::span<const int> 
 
     ReadReport report;
     report.tokens = n;
-    report.plan =
-        plan_memory(model, n, settings.budget, settings.defensive, settings.chunk, compute.threads());
+    report.plan = plan_memory(model, n, settings.method, settings.budget, settings.chunk, compute.threads());
     check_fits(report.plan, available_memory());
     const std::size_t memory_before = anonymous_memory();
     std::size_t memory_most = memory_before;
@@ -167,15 +142,19 @@ Context read_context(const Model& model, Compute& compute, std::span<const int> 
     const std::uint32_t chunks = (n + settings.chunk - 1) / settings.chunk;
     for (int layer = 0; layer < p.layers; ++layer) {
         weights.expand(model, layer, compute);
+        compressor.begin_layer(layer);
         for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) {
             const auto begin = std::uint32_t(std::uint64_t(n) * chunk / chunks);
             const auto end = std::uint32_t(std::uint64_t(n) * (chunk + 1) / chunks);
             graph.run(weights, layer, hidden + std::size_t(begin) * std::size_t(p.hidden), int(end - begin),
-                      begin, cache, compressor.observed());
+                      begin, cache, compressor.chunk_queries());
+            const Stopwatch watching;
+            compressor.finish_chunk(begin, end);
+            report.compression_seconds += watching.seconds();
             if (progress) progress({layer, p.layers, end, n, watch.seconds()});
         }
         const Stopwatch compression;
-        compressor.finish_layer(layer, weights.output);
+        compressor.finish_layer(weights.output);
         report.compression_seconds += compression.seconds();
         // Pages that eviction freed are still the pool's: this is the most since the last layer.
         memory_most = std::max(memory_most, anonymous_memory());

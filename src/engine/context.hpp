@@ -11,16 +11,16 @@
 #include "cache/ragged_cache.hpp"
 #include "engine/memory_plan.hpp"
 #include "evict/budget.hpp"
-#include "evict/defensive.hpp"
+#include "holdfast/method.hpp"
 #include "model/compute.hpp"
 #include "model/model.hpp"
 
 namespace holdfast {
 
 struct ReadSettings {
-    Budget budget;                // everything: no eviction
-    DefensiveSettings defensive;  // of layer-defensive
-    std::uint32_t chunk = 512;    // tokens that go through a layer together
+    Method method = Method::full();
+    Budget budget;              // not used by a method that keeps everything
+    std::uint32_t chunk = 512;  // tokens that go through a layer together
 };
 
 struct ReadProgress {

@@ -4,13 +4,25 @@
 
 #include "base/error.hpp"
 #include "cache/ragged_cache.hpp"
-#include "evict/observer.hpp"
+#include "engine/gram_store.hpp"
+#include "evict/compression.hpp"
 #include "model/decoder_graph.hpp"
 
 namespace holdfast {
 
-MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, const Budget& budget,
-                       const DefensiveSettings& settings, std::uint32_t chunk, int threads) {
+LayerShape layer_shape(const HyperParameters& p, std::uint32_t tokens) {
+    LayerShape shape;
+    shape.layers = p.layers;
+    shape.kv_heads = p.kv_heads;
+    shape.group = p.group();
+    shape.head_dim = p.head_dim;
+    shape.tokens = tokens;
+    shape.scale = p.attention_scale();
+    return shape;
+}
+
+MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, const Method& method, const Budget& budget,
+                       std::uint32_t chunk, int threads) {
     const HyperParameters& p = model.parameters();
     const std::size_t heads = std::size_t(p.layers) * std::size_t(p.kv_heads);
     const std::size_t entry = RaggedCache::entry_bytes(p.head_dim);
@@ -20,11 +32,17 @@ MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, const Budget& b
     plan.hidden = std::size_t(tokens) * std::size_t(p.hidden) * sizeof(float);
     plan.layer_kv = pages_for(tokens) * std::size_t(p.kv_heads) * page_bytes(p.head_dim);
     plan.layer_weights = ExpandedLayer::bytes_for(model, threads);
-    plan.layer_work =
-        LayerGraph::bytes_for(model, int(std::min(chunk, tokens)), threads) +
-        Observer::bytes_for(p.kv_heads, p.group(), p.head_dim, tokens, settings.window, threads);
+    const std::size_t together = std::min(chunk, tokens);
+    plan.layer_work = LayerGraph::bytes_for(model, int(together), threads) +
+                      Compression::bytes_for(method, layer_shape(p, tokens), threads);
+    if (!method.keeps_all()) {  // queries of a chunk and of the window
+        plan.layer_work += (together + method.settings().window) * std::size_t(p.heads) *
+                           std::size_t(p.head_dim) * sizeof(float);
+        if (method.critical() != Critical::none && method.settings().vnorm == ValueNorm::gram)
+            plan.layer_work += GramStore::bytes_for(p);
+    }
     plan.kv_full = heads * tokens * entry;
-    plan.kv_kept = budget.entries(tokens, heads) * entry;
+    plan.kv_kept = method.keeps_all() ? plan.kv_full : budget.entries(tokens, heads) * entry;
     return plan;
 }
 

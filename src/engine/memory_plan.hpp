@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "evict/budget.hpp"
-#include "evict/defensive.hpp"
+#include "holdfast/method.hpp"
 #include "model/model.hpp"
 
 namespace holdfast {
@@ -26,8 +26,11 @@ struct MemoryPlan {
 };
 
 // chunk: tokens that go through a layer together.
-MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, const Budget& budget,
-                       const DefensiveSettings& settings, std::uint32_t chunk, int threads);
+MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, const Method& method, const Budget& budget,
+                       std::uint32_t chunk, int threads);
+
+// Of one layer of a context of `tokens` tokens.
+LayerShape layer_shape(const HyperParameters& parameters, std::uint32_t tokens);
 
 // Throws Error that names the plan's largest part and a remedy if the system hasn't as much to give.
 void check_fits(const MemoryPlan& plan, std::size_t available);

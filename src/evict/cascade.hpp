@@ -14,15 +14,15 @@ namespace holdfast {
 
 class Cascade {
   public:
-    // capacity: entries of the past, over all layers; the window's entries are always kept and not counted.
+    // capacity: entries over all layers; those that are kept in any case don't take part.
     Cascade(std::uint32_t kv_heads, std::size_t capacity) : kv_heads_(kv_heads), capacity_(capacity) {}
 
-    // Called for every head that lost entries. kept: indices, rising, into the head's entries before the
-    // call.
-    using Retain =
-        std::function<void(std::uint32_t layer, std::uint32_t head, std::span<const std::uint32_t> kept)>;
+    // Called for every head that lost entries. kept: indices, rising, into the `before` entries that the head
+    // had until then.
+    using Retain = std::function<void(std::uint32_t layer, std::uint32_t head,
+                                      std::span<const std::uint32_t> kept, std::uint32_t before)>;
 
-    // scores [kv_heads, past] of the next layer.
+    // scores [kv_heads, competing tokens] of the next layer.
     void add_layer(std::span<const float> scores, const Retain& retain);
 
   private:

@@ -1,13 +1,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 
 #include "base/error.hpp"
+#include "evict/allocators.hpp"
 #include "evict/budget.hpp"
 #include "evict/cascade.hpp"
-#include "evict/defensive.hpp"
+#include "evict/critical.hpp"
 #include "evict/window_attention.hpp"
+#include "holdfast/method.hpp"
 
 namespace holdfast {
 namespace {
@@ -74,35 +77,148 @@ TEST(Observation, EqualsItsDefinition) {
         }
 }
 
-// Breaks if the first stage secures too few or too many tokens, or writes another value than the highest.
-TEST(Defensive, FirstStageForcesTheFewestThatSecureTheMass) {
-    DefensiveInput input;
-    input.kv_heads = 1;
-    input.past = 10;
-    input.risk = {.1f, .1f, .1f, .1f, .1f, .1f, .1f, .1f, .1f, .9f};
-    input.mean_attention = {.30f, .25f, .20f, .10f, .05f, .02f, .02f, .02f, .02f, .02f};
-    input.vnorm.assign(10, 1);
-    input.window_mass = 0.1;
-    DefensiveSettings settings;
-    settings.window = 2;
-    // Threshold 0.8: .30 + .25 + .20 = .75 stays below, the fourth reaches it and isn't included.
-    DefensiveScores scores = defensive_scores(input, settings, 12);
-    for (int j : {0, 1, 2, 9}) EXPECT_EQ(scores.past[std::size_t(j)], scores.highest) << j;
-    for (int j : {3, 4, 5, 6, 7, 8}) EXPECT_LT(scores.past[std::size_t(j)], scores.highest) << j;
-    // ⌊10 · 4.8/12⌋ - 2 = 2 at most.
-    scores = defensive_scores(input, settings, 4.8);
-    EXPECT_EQ(scores.past[1], scores.highest);
-    EXPECT_LT(scores.past[2], scores.highest);
-    // Nobody is safer than the average: the prior, (9 · 0.1 + 0.9) / 10.
-    EXPECT_FLOAT_EQ(scores.past[5], 0.18f);
+// Breaks if the mass form's first stage secures too few or too many tokens, or writes another value than the
+// highest.
+TEST(Critical, FirstStageForcesTheFewestThatSecureTheMass) {
+    const std::vector<float> risk = {.1f, .1f, .1f, .1f, .1f, .1f, .1f, .1f, .1f, .9f};
+    const std::vector<float> attention = {.30f, .25f, .20f, .10f, .05f, .02f, .02f, .02f, .02f, .02f};
+    // .30 + .25 + .20 = .75 stays below 0.8, the fourth reaches it and isn't included.
+    std::vector<float> scores = risk;
+    secure_mass({scores, 1, 10, 0, 10}, attention, 0.8, 8);
+    for (int j : {0, 1, 2, 9}) EXPECT_EQ(scores[std::size_t(j)], .9f) << j;
+    for (int j : {3, 4, 5, 6, 7, 8}) EXPECT_EQ(scores[std::size_t(j)], .1f) << j;
+    scores = risk;
+    secure_mass({scores, 1, 10, 0, 10}, attention, 0.8, 2);
+    EXPECT_EQ(scores[1], .9f);
+    EXPECT_EQ(scores[2], .1f);
 }
 
 // Breaks if values of norm zero (no head adds anything) make scores that aren't numbers.
-TEST(Defensive, ZeroNormsStayFinite) {
-    DefensiveInput input{
-        2, 40, std::vector<float>(80, .1f), std::vector<float>(80, .01f), std::vector<float>(80, 0), 0.2};
-    const DefensiveScores scores = defensive_scores(input, {}, 36);
-    for (float score : scores.past) ASSERT_TRUE(std::isfinite(score));
+TEST(Critical, ZeroNormsStayFinite) {
+    std::vector<float> scores(80, .1f);
+    const std::vector<float> norms(80, 0);
+    weigh_by_norms({scores, 2, 40, 0, 40}, norms);
+    for (float score : scores) ASSERT_EQ(score, .1f);
+}
+
+// Breaks if the second stage takes what the first has, counts it, or goes by the score alone.
+TEST(Critical, TwoStages) {
+    const std::vector<float> scores = {5, 4, 3, 2, 1, 0}, norms = {1, 1, 1, 2, 9, 1000};
+    using List = std::vector<std::uint32_t>;
+    EXPECT_EQ(select_in_two_stages(scores, norms, 2, 1, 0), (List{0, 4}));
+    EXPECT_EQ(select_in_two_stages(scores, norms, 4, 2, 0), (List{0, 1, 3, 4}));
+    EXPECT_EQ(select_in_two_stages(scores, norms, 3, 3, 0), (List{0, 1, 2}));
+    EXPECT_EQ(select_in_two_stages(scores, norms, 1, 0, 1), (List{5}));  // epsilon lifts a score of zero
+}
+
+// Breaks if HeadKV's shares miss the total, a limit, or proportion to the importance.
+TEST(HeadKv, SharesByImportance) {
+    std::mt19937 random(2);
+    for (int round = 0; round < 500; ++round) {
+        const std::size_t heads = 1 + random() % 40;
+        const auto tokens = std::uint32_t(40 + random() % 1000), least = std::uint32_t(1 + random() % 33);
+        const double each = std::max<double>(least, tokens * double(random() % 1000) / 1000);
+        std::vector<double> importance(heads);
+        double sum = 0;
+        for (double& i : importance) sum += i = random() % 3 == 0 ? 0.0 : std::pow(2.0, double(random() % 8));
+        if (sum == 0) importance[0] = sum = 1;
+        for (double& i : importance) i /= sum;
+        const std::vector<std::uint32_t> counts = share_by_importance(importance, tokens, each, least, 1.2);
+        std::size_t total = 0;
+        for (std::uint32_t count : counts) {
+            ASSERT_GE(count, least);
+            ASSERT_LE(count, tokens);
+            total += count;
+        }
+        ASSERT_EQ(total, floor_count(each * double(heads)));
+        // Heads within their limits have base + λ · importance, with the same λ.
+        const double base = double(floor_count(each * (1 - 1 / 1.2)));
+        for (std::size_t a = 0; a < heads; ++a)
+            for (std::size_t b = 0; b < heads; ++b) {
+                if (importance[a] >= importance[b]) {
+                    ASSERT_GE(counts[a] + 1, counts[b]);
+                }
+                const auto within = [&](std::size_t i) {
+                    return counts[i] > least + 1 && counts[i] + 1 < tokens && importance[i] > 0;
+                };
+                if (within(a) && within(b)) {
+                    ASSERT_NEAR((counts[a] - base) * importance[b], (counts[b] - base) * importance[a],
+                                1.01 * (importance[a] + importance[b]));
+                }
+            }
+    }
+    // Even importance is an even share, and the pool is what METHODS says: 1/6 of 60 fixed, 5/6 shared.
+    EXPECT_EQ(share_by_importance(std::vector<double>{.5, .5}, 1000, 60, 1, 1.2),
+              (std::vector<std::uint32_t>{60, 60}));
+    EXPECT_EQ(share_by_importance(std::vector<double>{.75, .25}, 1000, 60, 1, 1.2),
+              (std::vector<std::uint32_t>{85, 35}));
+    EXPECT_EQ(share_by_importance(std::vector<double>{1, 0}, 100, 60, 1, 1.2),
+              (std::vector<std::uint32_t>{100, 20}));
+}
+
+// Breaks if a composition means something else, or what makes no sense is accepted or refused without its
+// reason.
+TEST(Method, NamesAndRefusals) {
+    EXPECT_EQ(Method::parse("snapkv").parts(), "snapkv+mean+uniform");
+    EXPECT_EQ(Method::parse("critical-adakv").parts(), "snapkv+mean+critical+ada");
+    EXPECT_EQ(Method::parse("critical-adakv").critical(), Critical::two_stage);
+    EXPECT_EQ(Method::parse("layer-defensive").critical(), Critical::mass);
+    EXPECT_EQ(Method::parse("h2o+defensive+critical+ada").parts(), "h2o+defensive+critical+ada");
+    EXPECT_EQ(Method::parse("snapkv+critical+layer").critical(), Critical::mass);
+    EXPECT_EQ(Method::parse("adakv", {"alpha=0.5", "window=8"}).settings().alpha, 0.5);
+    EXPECT_EQ(Method::parse("critical-snapkv", {"mass=0.8", "form=mass"}).settings().mass, 0.8);
+    EXPECT_TRUE(Method::parse("full").keeps_all());
+
+    const auto refused = [](const std::string& name, const std::vector<std::string>& settings,
+                            const std::string& word) {
+        try {
+            Method::parse(name, settings);
+            ADD_FAILURE() << name << " was accepted";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.kind, Error::Kind::usage);
+            EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+        }
+    };
+    refused("magic", {}, "layer-defensive");
+    refused("", {}, "snapkv");
+    refused("snapkv+", {}, "unknown");
+    refused("critical", {}, "scorer");
+    refused("snapkv+tova", {}, "more than one scorer");
+    refused("snapkv+ada+layer", {}, "more than one allocation");
+    refused("snapkv+critical+critical", {}, "more than one refinement");
+    refused("snapkv+mean+defensive", {}, "more than one aggregation");
+    refused("full+ada", {}, "full");
+    for (const char* scorer : {"knorm", "keydiff", "streaming", "random"}) {
+        refused(scorer + std::string("+defensive"), {}, "worst case");
+        refused(scorer + std::string("+critical"), {}, "attention");
+    }
+    refused("expected-attention+defensive", {}, "worst case");
+    refused("streaming+layer", {}, "compare");
+    refused("layer-defensive", {"form=two-stage"}, "form=mass");
+    refused("full", {"window=8"}, "doesn't use");
+    refused("tova", {"kernel=3"}, "doesn't use kernel");
+    refused("snapkv", {"alpha=0.1"}, "doesn't use alpha");
+    refused("layer-defensive", {"first-stage=0.4"}, "doesn't use first-stage");
+    refused("snapkv", {"windows=8"}, "no parameter 'windows'");
+    refused("snapkv", {"window"}, "name=value");
+    for (const char* bad :
+         {"window=0", "window=", "window=-1", "window=1.5", "window=9999999999999", "kernel=4", "kernel=0"})
+        refused("snapkv", {bad}, "isn't a value of");
+    refused("critical-snapkv", {"first-stage=1.5"}, "from 0 to 1");
+    refused("critical-snapkv", {"first-stage=nan"}, "from 0 to 1");
+    refused("layer-defensive", {"reference=yes"}, "on or off");
+    refused("layer-defensive", {"vnorm=fast"}, "exact or gram");
+}
+
+// Breaks if --explain leaves a parameter out that can be set, or a default.
+TEST(Method, Explains) {
+    const std::string text = Method::parse("critical-adakv", {"alpha=0.3"}).explain();
+    for (const char* line : {"snapkv+mean+critical+ada", "window=32 ", "kernel=5 ", "first-stage=0.5 ",
+                             "epsilon=0.0001 ", "vnorm=exact ", "alpha=0.3 (default 0.2)", "form=two-stage "})
+        EXPECT_NE(text.find(line), std::string::npos) << line << " in\n" << text;
+    EXPECT_EQ(text.find("mass="), std::string::npos);
+    for (const NamedMethod& method : named_methods())
+        EXPECT_FALSE(Method::parse(method.name).explain().empty());
 }
 
 // Breaks if the cascade keeps another set than choosing from all layers at once, or breaks ties otherwise
@@ -130,13 +246,14 @@ TEST(Cascade, EqualsTheChoiceFromAllLayersAtOnce) {
             for (std::uint32_t h = 0; h < heads; ++h)
                 for (std::uint32_t j = 0; j < past; ++j)
                     kept[l * heads + h].push_back((l * heads + h) * past + j);
-            cascade.add_layer(
-                {all.data() + l * heads * past, heads * past},
-                [&](std::uint32_t layer, std::uint32_t head, std::span<const std::uint32_t> slots) {
-                    auto& list = kept[layer * heads + head];
-                    for (std::size_t i = 0; i < slots.size(); ++i) list[i] = list[slots[i]];
-                    list.resize(slots.size());
-                });
+            cascade.add_layer({all.data() + l * heads * past, heads * past},
+                              [&](std::uint32_t layer, std::uint32_t head,
+                                  std::span<const std::uint32_t> slots, std::uint32_t before) {
+                                  auto& list = kept[layer * heads + head];
+                                  EXPECT_EQ(list.size(), before);
+                                  for (std::size_t i = 0; i < slots.size(); ++i) list[i] = list[slots[i]];
+                                  list.resize(slots.size());
+                              });
             std::size_t now = 0;
             for (const auto& list : kept) now += list.size();
             most = std::max(most, now);

@@ -11,91 +11,190 @@ namespace holdfast {
 namespace {
 
 constexpr std::uint32_t columns_of_task = 1024;
+constexpr int watched_rows = 96;  // queries of a KV head's group that are watched together
 
 std::size_t row_stride(std::uint32_t tokens) {
     return pages_for(tokens) * page_tokens;
 }
 
+constexpr std::size_t norms_workspace(int head_dim) {
+    return std::size_t(2) * page_tokens * std::size_t(padded_head_dim(head_dim));
+}
+
+int tasks_for(std::uint32_t columns) {
+    return int((columns + columns_of_task - 1) / columns_of_task);
+}
+
 }  // namespace
 
-DefensiveInput Observer::observe(const LayerView& layer) {
-    const int rows = layer.group * int(settings_.window);
-    weights_.reserve(std::size_t(rows) * row_stride(layer.tokens) * sizeof(float));
-    queries_.reserve(std::size_t(rows) * std::size_t(layer.head_dim) * sizeof(float));
-    workspaces_.reserve(attention_workspace(rows, layer.head_dim) * std::size_t(threads_) * sizeof(float));
-    rescale_.resize(std::size_t(rows));
-
-    DefensiveInput result;
-    result.kv_heads = std::uint32_t(layer.kv_heads);
-    result.past = layer.tokens - settings_.window;
-    const std::size_t entries = std::size_t(result.kv_heads) * result.past;
-    result.risk.resize(entries);
-    result.mean_attention.resize(entries);
-    result.vnorm.resize(entries);
-    for (int head = 0; head < layer.kv_heads; ++head) observe_attention(layer, head, result);
-    observe_values(layer, result);
-    return result;
+void Observer::show(ObservedLayer layer) {
+    layer_ = std::move(layer);
+    windows_.clear();
+    norms_.clear();
 }
 
-void Observer::observe_attention(const LayerView& layer, int head, DefensiveInput& result) {
-    const int window = int(settings_.window), rows = layer.group * window;
-    const std::size_t stride = row_stride(layer.tokens);
-    const float* from = layer.queries + std::size_t(head) * std::size_t(rows) * std::size_t(layer.head_dim);
-    for (int i = 0; i < rows * layer.head_dim; ++i) queries_.as<float>()[i] = from[i] * layer.scale;
+void Observer::read_key(int head, std::uint32_t token, std::span<float> to) const {
+    const fp16_t* keys = page_keys(layer_.pages[std::size_t(head)][token / page_tokens]);
+    for (std::size_t i = 0; i < to.size(); ++i)
+        to[i] = fp16_to_fp32(keys[i * page_tokens + token % page_tokens]);
+}
 
-    const int tasks = int((layer.tokens + columns_of_task - 1) / columns_of_task);
-    parallel_(tasks, [&](int index, int thread) {
+void Observer::read_value(int head, std::uint32_t token, std::span<float> to) const {
+    const int head_dim = layer_.shape.head_dim;
+    const fp16_t* values = page_values(layer_.pages[std::size_t(head)][token / page_tokens], head_dim) +
+                           token % page_tokens * std::size_t(head_dim);
+    for (std::size_t i = 0; i < to.size(); ++i) to[i] = fp16_to_fp32(values[i]);
+}
+
+void Observer::reserve(int rows) {
+    const LayerShape& s = layer_.shape;
+    weights_.reserve(std::size_t(rows) * row_stride(s.tokens) * sizeof(float));
+    queries_.reserve(std::size_t(rows) * std::size_t(s.head_dim) * sizeof(float));
+    workspaces_.reserve(attention_workspace(rows, s.head_dim) * std::size_t(threads_) * sizeof(float));
+}
+
+float* Observer::workspace(int thread, int rows) const {
+    return workspaces_.as<float>() + std::size_t(thread) * attention_workspace(rows, layer_.shape.head_dim);
+}
+
+void Observer::attend(int head, int rows, std::uint32_t slots,
+                      const std::function<std::uint32_t(int)>& visible) {
+    const std::size_t stride = row_stride(layer_.shape.tokens);
+    parallel_(tasks_for(slots), [&](int index, int thread) {
         AttentionTask task;
         task.rows = rows;
-        task.head_dim = layer.head_dim;
+        task.head_dim = layer_.shape.head_dim;
         task.query = queries_.as<float>();
-        task.pages = layer.pages[std::size_t(head)];
+        task.pages = layer_.pages[std::size_t(head)];
         task.slot_begin = std::uint32_t(index) * columns_of_task;
-        task.slot_end = std::min(layer.tokens, task.slot_begin + columns_of_task);
-        score_slots(
-            task, weights_.as<float>(), stride,
-            workspaces_.as<float>() + std::size_t(thread) * attention_workspace(rows, layer.head_dim));
+        task.slot_end = std::min(slots, task.slot_begin + columns_of_task);
+        score_slots(task, weights_.as<float>(), stride, workspace(thread, rows));
     });
-
-    const WindowAttention attention{weights_.as<float>(), stride, rows, result.past, settings_.window};
     parallel_(rows, [&](int r, int) {
-        float* row = weights_.as<float>() + std::size_t(r) * stride;
-        softmax_row(row, result.past + std::uint32_t(r % window) + 1, layer.tokens);
-        rescale_[std::size_t(r)] = pooled_rescale({row, result.past}, settings_.kernel);
+        softmax_row(weights_.as<float>() + std::size_t(r) * stride, visible(r), slots);
     });
-
-    const std::size_t offset = result.at(std::uint32_t(head), 0);
-    parallel_(int((result.past + columns_of_task - 1) / columns_of_task), [&](int index, int) {
-        const std::uint32_t begin = std::uint32_t(index) * columns_of_task;
-        reduce_columns(attention, rescale_, settings_.kernel, begin,
-                       std::min(result.past, begin + columns_of_task), result.risk.data() + offset,
-                       result.mean_attention.data() + offset);
-    });
-    result.window_mass += window_mass(attention, settings_.reference) / layer.kv_heads;
 }
 
-void Observer::observe_values(const LayerView& layer, DefensiveInput& result) {
-    const int pages = int(pages_for(result.past));
-    const std::size_t workspace = attention_workspace(layer.group * int(settings_.window), layer.head_dim);
-    parallel_(pages * layer.kv_heads, [&](int index, int thread) {
+const WindowSummary& Observer::window(std::uint32_t queries, int kernel) {
+    for (const Window& known : windows_)
+        if (known.queries == queries && known.kernel == kernel) return known.summary;
+    const LayerShape& s = layer_.shape;
+    Window& window = windows_.emplace_back(Window{queries, kernel, {}});
+    window.summary.mean.resize(s.entries());
+    window.summary.worst.resize(s.entries());
+    reserve(s.group * int(queries));
+    for (int head = 0; head < s.kv_heads; ++head) summarize(head, window);
+    return window.summary;
+}
+
+void Observer::summarize(int head, Window& window) {
+    const LayerShape& s = layer_.shape;
+    const int queries = int(window.queries), rows = s.group * queries;
+    const std::uint32_t past = s.tokens - window.queries;
+    for (int r = 0; r < rows; ++r) {
+        const int query_head = head * s.group + r / queries, skipped = int(layer_.window) - queries;
+        const float* from = layer_.window_queries +
+                            (std::size_t(query_head) * layer_.window + std::size_t(skipped + r % queries)) *
+                                std::size_t(s.head_dim);
+        float* to = queries_.as<float>() + std::size_t(r) * std::size_t(s.head_dim);
+        for (int i = 0; i < s.head_dim; ++i) to[i] = from[i] * s.scale;
+    }
+    attend(head, rows, s.tokens, [&](int r) { return past + std::uint32_t(r % queries) + 1; });
+
+    const WindowAttention attention{weights_.as<float>(), row_stride(s.tokens), rows, past, window.queries};
+    rescale_.resize(std::size_t(rows));
+    parallel_(rows, [&](int r, int) {
+        rescale_[std::size_t(r)] = pooled_rescale(attention.row(r).first(past), window.kernel);
+    });
+    parallel_(tasks_for(past), [&](int index, int) {
+        const std::uint32_t begin = std::uint32_t(index) * columns_of_task;
+        reduce_columns(attention, rescale_, window.kernel, begin, std::min(past, begin + columns_of_task),
+                       window.summary.worst.data() + s.at(head, 0),
+                       window.summary.mean.data() + s.at(head, 0));
+    });
+    window.summary.mass += window_mass(attention, false) / s.kv_heads;
+    window.summary.reference_mass += window_mass(attention, true) / s.kv_heads;
+}
+
+void Observer::add_attention(const QueryChunk& chunk, std::span<double> sum, std::span<float> worst) {
+    const LayerShape& s = layer_.shape;
+    const std::size_t stride = row_stride(s.tokens), width = std::size_t(s.head_dim);
+    const auto block = std::uint32_t(std::max(1, watched_rows / s.group));
+    reserve(int(block) * s.group);
+    for (std::uint32_t first = 0; first < chunk.count; first += block)
+        for (int head = 0; head < s.kv_heads; ++head) {
+            // Rows: token by token, then the group's heads, so that no sum depends on the blocks.
+            const int rows = int(std::min(block, chunk.count - first)) * s.group;
+            for (int r = 0; r < rows; ++r) {
+                const std::size_t token = first + std::uint32_t(r / s.group);
+                const float* from =
+                    chunk.queries +
+                    (token * std::size_t(s.heads()) + std::size_t(head * s.group + r % s.group)) * width;
+                float* to = queries_.as<float>() + std::size_t(r) * width;
+                for (std::size_t i = 0; i < width; ++i) to[i] = from[i] * s.scale;
+            }
+            const auto visible = [&](int r) {
+                return chunk.first_position + first + std::uint32_t(r / s.group) + 1;
+            };
+            const std::uint32_t slots = visible(rows - 1);
+            attend(head, rows, slots, visible);
+            parallel_(tasks_for(slots), [&](int index, int) {
+                const std::uint32_t begin = std::uint32_t(index) * columns_of_task;
+                const std::uint32_t end = std::min(slots, begin + columns_of_task);
+                double* sums = sum.data() + s.at(head, 0);
+                float* maxima = worst.data() + s.at(head, 0);
+                for (int r = 0; r < rows; ++r) {
+                    const float* row = weights_.as<float>() + std::size_t(r) * stride;
+                    for (std::uint32_t j = begin; j < end; ++j) {
+                        sums[j] += double(row[j]) / s.group;
+                        maxima[j] = std::max(maxima[j], row[j]);
+                    }
+                }
+            });
+        }
+}
+
+std::span<const float> Observer::value_norms(ValueNorm kind) {
+    const LayerShape& s = layer_.shape;
+    if (!norms_.empty() && norms_kind_ == kind) return norms_;
+    norms_kind_ = kind;
+    norms_.resize(s.entries());
+    const std::size_t workspace = norms_workspace(s.head_dim);
+    workspaces_.reserve(workspace * std::size_t(threads_) * sizeof(float));
+    const int pages = int(pages_for(s.tokens));
+    parallel_(pages * s.kv_heads, [&](int index, int thread) {
         const int head = index / pages, page = index % pages;
         const std::uint32_t begin = std::uint32_t(page) * page_tokens;
-        projected_value_norms(layer.pages[std::size_t(head)][page],
-                              int(std::min<std::uint32_t>(page_tokens, result.past - begin)), layer.head_dim,
-                              layer.output, head * layer.group, layer.group,
-                              result.vnorm.data() + result.at(std::uint32_t(head), begin),
-                              workspaces_.as<float>() + std::size_t(thread) * workspace);
+        const int tokens = int(std::min<std::uint32_t>(page_tokens, s.tokens - begin));
+        float* norms = norms_.data() + s.at(head, begin);
+        float* own = workspaces_.as<float>() + std::size_t(thread) * workspace;
+        if (kind == ValueNorm::exact)
+            projected_value_norms(layer_.pages[std::size_t(head)][page], tokens, s.head_dim, layer_.output,
+                                  head * s.group, s.group, norms, own);
+        else
+            gram_value_norms(layer_.pages[std::size_t(head)][page], tokens, s.head_dim,
+                             layer_.grams.subspan(std::size_t(head * s.group), std::size_t(s.group)), norms,
+                             own);
     });
+    return norms_;
 }
 
-std::size_t Observer::bytes_for(int kv_heads, int group, int head_dim, std::uint32_t tokens,
-                                std::uint32_t window, int threads) {
-    const int rows = group * int(window);
-    const std::size_t layer_results =
-        std::size_t(4) * std::size_t(kv_heads) * tokens;  // risk, mean, norms, scores
-    return (std::size_t(rows) * (row_stride(tokens) + std::size_t(head_dim)) + layer_results +
-            attention_workspace(rows, head_dim) * std::size_t(threads)) *
-           sizeof(float);
+namespace {
+
+std::size_t bytes_of_rows(const LayerShape& s, std::size_t rows, int threads) {
+    return sizeof(float) * (rows * (row_stride(s.tokens) + std::size_t(s.head_dim)) +
+                            attention_workspace(int(rows), s.head_dim) * std::size_t(threads));
+}
+
+}  // namespace
+
+std::size_t Observer::bytes_for(const LayerShape& s, std::uint32_t window, int threads) {
+    const std::size_t results = 3 * s.entries() * sizeof(float);  // mean, worst, norms
+    return results + bytes_of_rows(s, std::size_t(s.group) * window, threads);
+}
+
+std::size_t Observer::watching_bytes_for(const LayerShape& s, int threads) {
+    return bytes_of_rows(s, std::size_t(std::max(s.group, watched_rows)), threads);
 }
 
 }  // namespace holdfast

@@ -1,53 +1,73 @@
-// Observes one layer after its prefill: the attention of the last queries over all its keys, and the
-// projected norms of its values.
+// A layer in the cache, as eviction sees it: attention of queries over its keys, norms of its values.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <vector>
 
 #include "base/memory.hpp"
-#include "evict/defensive.hpp"
+#include "holdfast/method.hpp"
 #include "kernels/matmul.hpp"
 #include "kernels/page.hpp"
 
 namespace holdfast {
 
-// A layer as its prefill left it: slot = position, the same tokens in every KV head.
-struct LayerView {
-    int kv_heads = 0;
-    int group = 0;  // query heads of a KV head
-    int head_dim = 0;
-    float scale = 1;
-    std::uint32_t tokens = 0;                 // n, more than the window
-    std::vector<const fp16_t* const*> pages;  // of each KV head
-    const float* queries = nullptr;           // [kv_heads · group, window, head_dim], after rotation
-    PackedMatrix output;                      // the output projection
+struct ObservedLayer {
+    LayerShape shape;
+    std::vector<const fp16_t* const*> pages;  // of each KV head; slot = position
+    std::uint32_t window = 0;
+    const float* window_queries = nullptr;  // [heads, window, head_dim]: the last queries, after rotation
+    PackedMatrix output;                    // the output projection: for exact value norms
+    std::span<const PackedMatrix> grams;    // of each query head (evict/gram.hpp): for gram norms
 };
 
 // Runs task(index, thread) for every index of [0, count), spread over threads.
 using ParallelFor = std::function<void(int count, const std::function<void(int index, int thread)>& task)>;
 
-// Memory that is reused from layer to layer: the window's attention of one KV head at a time.
-class Observer {
+// Holds memory that is reused from layer to layer: the attention of one KV head's queries at a time.
+class Observer final : public LayerView {
   public:
-    Observer(const DefensiveSettings& settings, ParallelFor parallel, int threads)
-        : settings_(settings), parallel_(std::move(parallel)), threads_(threads) {}
+    Observer(ParallelFor parallel, int threads) : parallel_(std::move(parallel)), threads_(threads) {}
 
-    DefensiveInput observe(const LayerView& layer);
+    // Results for the layer before are dropped.
+    void show(ObservedLayer layer);
 
-    static std::size_t bytes_for(int kv_heads, int group, int head_dim, std::uint32_t tokens,
-                                 std::uint32_t window, int threads);
+    const LayerShape& shape() const override { return layer_.shape; }
+    void read_key(int head, std::uint32_t token, std::span<float> to) const override;
+    void read_value(int head, std::uint32_t token, std::span<float> to) const override;
+    const WindowSummary& window(std::uint32_t queries, int kernel) override;
+    std::span<const float> value_norms(ValueNorm kind) override;
+    void add_attention(const QueryChunk& queries, std::span<double> sum, std::span<float> worst) override;
+    void parallel(int count, const std::function<void(int, int)>& task) override { parallel_(count, task); }
+
+    // Memory for observing windows of this many queries.
+    static std::size_t bytes_for(const LayerShape& shape, std::uint32_t window, int threads);
+    // Memory for add_attention().
+    static std::size_t watching_bytes_for(const LayerShape& shape, int threads);
 
   private:
-    void observe_attention(const LayerView& layer, int head, DefensiveInput& result);
-    void observe_values(const LayerView& layer, DefensiveInput& result);
+    struct Window {
+        std::uint32_t queries;
+        int kernel;
+        WindowSummary summary;
+    };
 
-    DefensiveSettings settings_;
+    void reserve(int rows);
+    float* workspace(int thread, int rows) const;
+    // weights_ = softmax of queries_ [rows, head_dim] over the slots below visible(row), of one KV head.
+    void attend(int head, int rows, std::uint32_t slots, const std::function<std::uint32_t(int)>& visible);
+    void summarize(int head, Window& window);
+
     ParallelFor parallel_;
     int threads_;
-    Buffer weights_;     // [group · window, tokens rounded up to 32]
-    Buffer queries_;     // [group · window, head_dim], scaled
+    ObservedLayer layer_;
+    std::list<Window> windows_;  // of this layer; addresses stay
+    std::vector<float> norms_;   // of this layer; empty: not computed yet
+    ValueNorm norms_kind_ = ValueNorm::exact;
+
+    Buffer weights_;     // [rows, tokens rounded up to 32]
+    Buffer queries_;     // [rows, head_dim], scaled
     Buffer workspaces_;  // one a thread
     std::vector<float> rescale_;
 };

@@ -17,6 +17,11 @@ inline float pooled(const float* row, std::int64_t j, std::int64_t past, int ker
 
 }  // namespace
 
+void pool_row(std::span<const float> past, int kernel, float* to) {
+    for (std::size_t j = 0; j < past.size(); ++j)
+        to[j] = pooled(past.data(), std::int64_t(j), std::int64_t(past.size()), kernel);
+}
+
 float pooled_rescale(std::span<const float> past, int kernel) {
     // Σ_j pool(x)[j] without pooling: x[i] is counted once for each window that covers it.
     const std::int64_t n = std::int64_t(past.size());

@@ -21,6 +21,9 @@ struct WindowAttention {
     std::span<const float> row(int r) const { return {weights + std::size_t(r) * stride, past + window}; }
 };
 
+// pool(x)[j] of one row's past.
+void pool_row(std::span<const float> past, int kernel, float* to);
+
 // For one row, the factor that gives the pooled row the sum it had before pooling.
 // pool(x)[j] = average over `kernel` neighbours of the past, zero padded, divisor always `kernel`.
 float pooled_rescale(std::span<const float> past, int kernel);

@@ -69,14 +69,9 @@ void store(ggml_tensor* result, int thread, int threads, void* userdata) {
             cache.write(call.layer, h, slot, of_token(key, t, kv_heads * head_dim) + h * head_dim,
                         of_token(value, t, kv_heads * head_dim) + h * head_dim);
         }
-        WindowQueries* observed = call.observed;
-        if (observed == nullptr || call.first_position + std::uint32_t(t) < observed->first_position)
-            continue;
-        const std::uint32_t row = call.first_position + std::uint32_t(t) - observed->first_position;
-        for (int h = 0; h < call.heads; ++h)
-            std::copy_n(
-                of_token(query, t, call.heads * head_dim) + h * head_dim, head_dim,
-                observed->queries.data() + (std::size_t(h) * observed->window + row) * std::size_t(head_dim));
+        if (call.queries != nullptr)
+            std::copy_n(of_token(query, t, call.heads * head_dim), call.heads * head_dim,
+                        call.queries + std::size_t(t) * std::size_t(call.heads * head_dim));
     }
 }
 

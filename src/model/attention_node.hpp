@@ -12,13 +12,6 @@
 
 namespace holdfast {
 
-// The queries of the last `window` tokens of a context, after rotation: what eviction observes.
-struct WindowQueries {
-    std::uint32_t first_position = 0;
-    std::uint32_t window = 0;
-    std::vector<float> queries;  // [heads, window, head_dim]
-};
-
 // One layer's attention in one run of a graph. The layer's cache must already have room for the tokens
 // (RaggedCache::append): they are its last entries.
 struct AttentionCall {
@@ -26,9 +19,9 @@ struct AttentionCall {
     int layer = 0;
     int heads = 0;
     float scale = 1;
-    std::uint32_t first_position = 0;   // of the run's tokens
-    bool split = false;                 // cut long lists of slots, so that few tokens employ many threads
-    WindowQueries* observed = nullptr;  // filled if given
+    std::uint32_t first_position = 0;  // of the run's tokens
+    bool split = false;                // cut long lists of slots, so that few tokens employ many threads
+    float* queries = nullptr;          // [tokens, heads, head_dim]: gets the rotated queries if given
 
     std::atomic<int> next_task{0};
     struct AttentionScratch* scratch = nullptr;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <numeric>
 
 #include "base/error.hpp"
@@ -50,6 +51,16 @@ class Builder {
                                       : ggml_add(context_, product, const_cast<ggml_tensor*>(linear.bias));
     }
 
+    // x [head_dim · heads, tokens]
+    ggml_tensor* rotate(ggml_tensor* x, int heads, ggml_tensor* positions) const {
+        const HyperParameters& p = model_.parameters();
+        const Rope& r = p.rope;
+        return ggml_rope_ext(context_, ggml_reshape_3d(context_, x, p.head_dim, heads, positions->ne[0]),
+                             positions, model_.rope_factors, p.head_dim, p.architecture.rope_mode,
+                             int(r.original_context), r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor,
+                             r.beta_fast, r.beta_slow);
+    }
+
     // products: room for seven, or null for the weights as they are.
     ggml_tensor* layer(int index, ggml_tensor* hidden, ggml_tensor* positions, AttentionCall* call,
                        const ExpandedLayer* expanded, ExpandedProduct* products) const {
@@ -66,17 +77,9 @@ class Builder {
         const auto packed = [&](PackedMatrix ExpandedLayer::*member) {
             return expanded == nullptr ? nullptr : &(expanded->*member);
         };
-        const auto rotate = [&](ggml_tensor* x, int heads) {
-            const Rope& r = p.rope;
-            return ggml_rope_ext(context_, ggml_reshape_3d(context_, x, p.head_dim, heads, tokens), positions,
-                                 model_.rope_factors, p.head_dim, p.architecture.rope_mode,
-                                 int(r.original_context), r.freq_base, r.freq_scale, r.ext_factor,
-                                 r.attn_factor, r.beta_fast, r.beta_slow);
-        };
-
         ggml_tensor* x = norm(hidden, w.attention_norm);
-        ggml_tensor* query = rotate(multiply(w.query, packed(&ExpandedLayer::query), x), p.heads);
-        ggml_tensor* key = rotate(multiply(w.key, packed(&ExpandedLayer::key), x), p.kv_heads);
+        ggml_tensor* query = rotate(multiply(w.query, packed(&ExpandedLayer::query), x), p.heads, positions);
+        ggml_tensor* key = rotate(multiply(w.key, packed(&ExpandedLayer::key), x), p.kv_heads, positions);
         ggml_tensor* value = multiply(w.value, packed(&ExpandedLayer::value), x);
         x = attention_nodes(context_, call, query, key, value);
         hidden = ggml_add_inplace(context_, hidden, multiply(w.output, packed(&ExpandedLayer::output), x));
@@ -152,7 +155,7 @@ LayerGraph::LayerGraph(const Model& model, Compute& compute) : state_(new State{
 LayerGraph::~LayerGraph() = default;
 
 void LayerGraph::run(const ExpandedLayer& weights, int layer, float* hidden, int tokens,
-                     std::uint32_t first_position, RaggedCache& cache, WindowQueries* observed) {
+                     std::uint32_t first_position, RaggedCache& cache, float* queries) {
     State& state = *state_;
     const HyperParameters& p = state.model.parameters();
     state.positions.resize(std::size_t(tokens));
@@ -165,7 +168,7 @@ void LayerGraph::run(const ExpandedLayer& weights, int layer, float* hidden, int
     call.heads = p.heads;
     call.scale = p.attention_scale();
     call.first_position = first_position;
-    call.observed = observed;
+    call.queries = queries;
     call.scratch = &state.scratch;
     state.scratch.prepare(call, tokens, state.compute.threads());
 
@@ -241,7 +244,7 @@ DecoderGraph::DecoderGraph(const Model& model, Compute& compute) : state_(new St
 }
 DecoderGraph::~DecoderGraph() = default;
 
-std::span<const float> DecoderGraph::run(std::span<const int> tokens, RaggedCache& cache) {
+std::span<const float> DecoderGraph::run(std::span<const int> tokens, RaggedCache& cache, float* queries) {
     State& state = *state_;
     const std::uint32_t first = cache.next_position();
     if (state.tokens != std::int64_t(tokens.size())) state.build(std::int64_t(tokens.size()));
@@ -249,6 +252,9 @@ std::span<const float> DecoderGraph::run(std::span<const int> tokens, RaggedCach
         AttentionCall& call = state.calls[std::size_t(l)];
         call.cache = &cache;
         call.first_position = first;
+        call.queries = queries == nullptr ? nullptr
+                                          : queries + std::size_t(l) * tokens.size() *
+                                                          std::size_t(call.heads * cache.head_dim());
         cache.append(l, first, std::uint32_t(tokens.size()));
         state.scratch.prepare(call, int(tokens.size()), state.compute.threads());
     }
@@ -258,6 +264,36 @@ std::span<const float> DecoderGraph::run(std::span<const int> tokens, RaggedCach
     std::iota(positions, positions + tokens.size(), std::int32_t(first));
     state.compute.run(state.graph);
     return {static_cast<const float*>(state.result->data), std::size_t(state.result->ne[0])};
+}
+
+Rotation measure_rotation(const Model& model, Compute& compute) {
+    const HyperParameters& p = model.parameters();
+    Rotation rotation;
+    rotation.neighbours = p.architecture.rope_mode == GGML_ROPE_TYPE_NORMAL;
+    const int pairs = p.head_dim / 2;
+    const auto first = [&](int i) { return std::size_t(rotation.neighbours ? 2 * i : i); };
+    const auto second = [&](int i) { return std::size_t(rotation.neighbours ? 2 * i + 1 : i + pairs); };
+    // Each pair is (1, 0), so that turning it shows its angle.
+    std::vector<float> vector(std::size_t(p.head_dim));
+    for (int i = 0; i < pairs; ++i) vector[first(i)] = 1;
+    std::int32_t position = 1;
+    const ggml_context_ptr context = graph_context(nodes_of_layer);
+    ggml_tensor* positions = external(context.get(), GGML_TYPE_I32, 1, 1, &position);
+    ggml_tensor* input = external(context.get(), GGML_TYPE_F32, p.head_dim, 1, vector.data());
+    ggml_tensor* result = Builder(context.get(), model).rotate(input, 1, positions);
+    ggml_set_output(result);
+    ggml_cgraph* graph = ggml_new_graph_custom(context.get(), nodes_of_layer, false);
+    ggml_build_forward_expand(graph, result);
+    const ggml_gallocr_ptr allocator = graph_allocator();
+    allocate(allocator, graph);
+    compute.run(graph);
+    const auto* turned = static_cast<const float*>(result->data);
+    for (int i = 0; i < pairs; ++i) {
+        const double x = double(turned[first(i)]), y = double(turned[second(i)]);
+        rotation.frequencies.push_back(std::atan2(y, x));
+        rotation.magnitude = std::hypot(x, y);  // the same for every pair
+    }
+    return rotation;
 }
 
 std::vector<float> final_logits(const Model& model, Compute& compute, float* hidden) {

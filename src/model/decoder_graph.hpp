@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cache/ragged_cache.hpp"
+#include "holdfast/method.hpp"
 #include "model/attention_node.hpp"
 #include "model/model.hpp"
 
@@ -19,9 +20,9 @@ class LayerGraph {
     ~LayerGraph();
 
     // hidden [tokens, hidden], updated in place: `tokens` tokens from first_position on, whose entries the
-    // cache's layer gets at its end. observed: filled with the queries that fall in it, or null.
+    // cache's layer gets at its end. queries [tokens, heads, head_dim]: gets the rotated queries, or null.
     void run(const ExpandedLayer& weights, int layer, float* hidden, int tokens, std::uint32_t first_position,
-             RaggedCache& cache, WindowQueries* observed);
+             RaggedCache& cache, float* queries = nullptr);
 
     // Memory that a run over `tokens` tokens takes.
     static std::size_t bytes_for(const Model& model, int tokens, int threads);
@@ -38,13 +39,17 @@ class DecoderGraph {
     ~DecoderGraph();
 
     // Appends the tokens to the cache, at its next positions, and returns the logits after the last one
-    // [vocabulary]; valid until the next run.
-    std::span<const float> run(std::span<const int> tokens, RaggedCache& cache);
+    // [vocabulary]; valid until the next run. queries [layers, tokens, heads, head_dim]: gets the rotated
+    // queries, or null.
+    std::span<const float> run(std::span<const int> tokens, RaggedCache& cache, float* queries = nullptr);
 
   private:
     struct State;
     std::unique_ptr<State> state_;
 };
+
+// The model's rotation, as ggml computes it at position 1.
+Rotation measure_rotation(const Model& model, Compute& compute);
 
 // The logits [vocabulary] of one token's hidden state after the last layer [hidden].
 std::vector<float> final_logits(const Model& model, Compute& compute, float* hidden);

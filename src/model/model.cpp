@@ -1,6 +1,10 @@
 #include "model/model.hpp"
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <initializer_list>
 #include <set>
@@ -174,6 +178,31 @@ std::size_t Model::repacked_bytes() const {
     for (const ggml_backend_buffer_ptr& buffer : repacked_buffers_)
         bytes += ggml_backend_buffer_get_size(buffer.get());
     return bytes;
+}
+
+std::string Model::fingerprint() const {
+    const HyperParameters& p = parameters_;
+    XXH3_state_t state;
+    XXH3_64bits_reset(&state);
+    const auto add = [&](const void* data, std::size_t bytes) { XXH3_64bits_update(&state, data, bytes); };
+    add(p.architecture.name.c_str(), p.architecture.name.size() + 1);
+    const double numbers[] = {double(p.layers),     double(p.hidden),      double(p.heads),
+                              double(p.kv_heads),   double(p.head_dim),    double(p.feed_forward),
+                              double(p.vocabulary), double(p.rms_epsilon), double(p.rope.freq_base)};
+    add(numbers, sizeof numbers);
+    constexpr std::size_t sample = 1024;
+    for (const std::string& name : file_.tensor_names()) {
+        const ggml_tensor* tensor = file_.tensor(name);
+        add(name.c_str(), name.size() + 1);
+        add(tensor->ne, sizeof tensor->ne);
+        add(&tensor->type, sizeof tensor->type);
+        const std::size_t bytes = ggml_nbytes(tensor), part = std::min(sample, bytes);
+        add(tensor->data, part);
+        add(static_cast<const std::byte*>(tensor->data) + (bytes - part), part);
+    }
+    char hex[17];
+    std::snprintf(hex, sizeof hex, "%016llx", static_cast<unsigned long long>(XXH3_64bits_digest(&state)));
+    return hex;
 }
 
 void Model::embed(int token, float* to) const {

@@ -45,6 +45,10 @@ class Model {
     std::size_t mapped_bytes() const { return file_.tensor_bytes(); }
     std::size_t repacked_bytes() const;  // copies in another layout
 
+    // 16 hex digits that tell models apart: a hash of the hyper-parameters, the tensor table, and the first
+    // and last bytes of each tensor.
+    std::string fingerprint() const;
+
     // The embedding of one token: `hidden` floats.
     void embed(int token, float* to) const;
 

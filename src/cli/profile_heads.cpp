@@ -1,0 +1,66 @@
+#include "analyze/profile_heads.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <memory>
+#include <thread>
+
+#include "base/error.hpp"
+#include "cli/commands.hpp"
+#include "cli/default_model.hpp"
+#include "cli/terminal.hpp"
+
+namespace holdfast {
+
+namespace {
+
+struct ProfileOptions {
+    std::string model = default_model_path();
+    std::string output;
+    ProfileSettings settings;
+    int threads = int(std::max(1u, std::thread::hardware_concurrency()));
+};
+
+void run(const ProfileOptions& options) {
+    if (!std::ofstream(options.output + ".part"))  // before the work, not behind it
+        throw Error("cannot write '" + options.output + "'");
+    std::remove((options.output + ".part").c_str());
+    const Model model(options.model);
+    const Tokenizer tokenizer(options.model);
+    Compute compute(options.threads, &interrupted);
+    const bool terminal = isatty(STDERR_FILENO) == 1;
+    const HeadProfile profile =
+        profile_heads(model, tokenizer, compute, options.settings, [&](const ProfileProgress& p) {
+            if (terminal)
+                fmt::print(stderr, "\r\033[Kprompt {}/{}, {} answered right{}", p.done, p.prompts, p.right,
+                           p.done == p.prompts ? "\r\033[K" : "");
+        });
+    write_head_profile(profile, options.output);
+    fmt::print("{}: {} layers, {} KV heads, from {} of {} prompts that the model answered right\n",
+               options.output, profile.layers, profile.kv_heads, profile.prompts, options.settings.prompts);
+}
+
+}  // namespace
+
+void add_profile_heads(CLI::App& app) {
+    const auto options = std::make_shared<ProfileOptions>();
+    CLI::App* command = app.add_subcommand(
+        "profile-heads", "Measure how much each head of a model retrieves, for the method headkv");
+    command->add_option("-m,--model", options->model, "GGUF file (default: the fetched SmolLM2-135M)");
+    command->add_option("-o,--output", options->output, "File to write")->required();
+    command->add_option("--prompts", options->settings.prompts, "Needle prompts")
+        ->check(CLI::Range(20, 10000))
+        ->capture_default_str();
+    command->add_option("--longest", options->settings.longest, "Tokens of the longest prompt")
+        ->check(CLI::Range(256, 1 << 20))
+        ->capture_default_str();
+    command->add_option("--seed", options->settings.seed, "Seed of the prompts")->capture_default_str();
+    command->add_option("-t,--threads", options->threads, "Threads")
+        ->check(CLI::Range(1, 512))
+        ->capture_default_str();
+    command->callback([options] { run(*options); });
+}
+
+}  // namespace holdfast

@@ -1,0 +1,44 @@
+// The Gram matrices of a model's output projections, kept in the cache folder by the model's fingerprint.
+#pragma once
+
+#include <cstdio>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/mapped_file.hpp"
+#include "base/memory.hpp"
+#include "kernels/matmul.hpp"
+#include "model/compute.hpp"
+#include "model/model.hpp"
+
+namespace holdfast {
+
+// Layers are asked for in order, once a context. Where there is no file yet they are computed, and written
+// beside: the file appears when the last layer is done. A folder that can't be written to costs the time
+// to compute them again, nothing else.
+class GramStore {
+  public:
+    GramStore(const Model& model, Compute& compute, const std::string& folder);
+    ~GramStore();
+
+    // Of each query head of the layer; valid until the next call. output: the layer's expanded projection.
+    std::span<const PackedMatrix> layer(int layer, const PackedMatrix& output);
+
+    static std::size_t bytes_for(const HyperParameters& parameters);
+
+  private:
+    std::size_t layer_floats() const;
+    void append(int layer);
+
+    const HyperParameters& parameters_;
+    Compute& compute_;
+    std::string path_, temporary_;
+    std::unique_ptr<MappedFile> file_;  // null: computed
+    std::FILE* writing_ = nullptr;
+    Buffer computed_;
+    std::vector<PackedMatrix> grams_;
+};
+
+}  // namespace holdfast
