@@ -132,14 +132,16 @@ class HeadKv final : public Allocator {
   public:
     explicit HeadKv(const AllocatorContext& context)
         : counts_(share_by_importance(context.head_importance, context.tokens, context.tokens_per_head,
-                                      std::max(1u, context.forced.count()), context.settings.pool)) {}
+                                      std::max(1u, context.forced.count()), context.settings.pool)),
+          fixed_(std::uint32_t(floor_count(context.tokens_per_head * (1 - 1 / context.settings.pool)))) {}
     Allocation allocate(const LayerScores& layer) override {
         const auto first = counts_.begin() + std::ptrdiff_t(layer.shape.layer) * layer.shape.kv_heads;
-        return {{first, first + layer.shape.kv_heads}, 0};
+        return {{first, first + layer.shape.kv_heads}, fixed_};
     }
 
   private:
     std::vector<std::uint32_t> counts_;  // [layers, kv_heads]
+    std::uint32_t fixed_;                // of each head, whatever its importance: its safeguard
 };
 
 }  // namespace

@@ -57,6 +57,7 @@ void Compression::decide(const Budget& budget, const LayerShape& shape) {
     const std::uint32_t n = shape.tokens, forced = forced_.count();
     const std::size_t heads = std::size_t(shape.layers) * std::size_t(shape.kv_heads);
     const std::size_t entries = budget.entries(n, heads);
+    tokens_ = n;
     tokens_per_head_ = budget.tokens_per_head(n);
     if (entries >= std::size_t(n) * heads) return;
     const std::string always = std::to_string(forced) + " tokens that " + method_.name() + " always keeps";
@@ -75,8 +76,8 @@ void Compression::decide(const Budget& budget, const LayerShape& shape) {
 
 std::uint32_t Compression::window_queries() const {
     if (kind_ != Kind::choose) return 0;
-    return std::max(scorer_->window_queries(),
-                    method_.critical() == Critical::mass ? method_.settings().window : 0);
+    const std::uint32_t mass = method_.critical() == Critical::mass ? method_.settings().window : 0;
+    return std::min(tokens_, std::max(scorer_->window_queries(), mass));
 }
 
 void Compression::begin_layer(const LayerShape& shape) {

@@ -53,6 +53,7 @@ class Compression {
     Method method_;
     Kind kind_ = Kind::keep_all;
     std::string note_;
+    std::uint32_t tokens_ = 0;
     double tokens_per_head_ = 0;
     std::uint32_t last_ = 0;  // keep_last: tokens of a head
     Forced forced_;
