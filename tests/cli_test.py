@@ -59,6 +59,36 @@ class Cli(unittest.TestCase):
         long = self.write("long.txt", "The tide came in and the tide went out again. " * 900)
         self.refused(run("ask", "-f", long, q), 2, "8192")
 
+    # Breaks if a method, its parameters or its profile are taken for something else than they are.
+    def test_methods(self):
+        q = "Who is the keeper?"
+        table = run("methods")
+        self.assertEqual(table.returncode, 0)
+        for word in ["critical-adakv", "snapkv+mean+critical+ada", "expected-attention", "headkv", "CriticalKV", "first-stage:"]:
+            self.assertIn(word, table.stdout.decode())
+        for arguments in [("methods", "critical-adakv", "--set", "alpha=0.3"), ("ask", "--explain", "--method", "critical-adakv", "--set", "alpha=0.3"),
+                          ("info", "--explain", "--method", "critical-adakv", "--set", "alpha=0.3")]:
+            explained = run(*arguments)
+            self.assertEqual(explained.returncode, 0, explained.stderr)
+            for word in ["scorer", "window=32", "alpha=0.3 (default 0.2)", "vnorm=exact"]:
+                self.assertIn(word, explained.stdout.decode())
+        for method, setting, *words in [("snapkv", "mass=0.8", "doesn't use mass"), ("snapkv", "window=x", "isn't a value of window"),
+                                        ("knorm+critical", "", "makes no sense"), ("full", "window=3", "doesn't use window")]:
+            self.refused(run("ask", "-f", self.document, "--method", method, *(["--set", setting] if setting else []), q), 2, *words)
+        self.refused(run("methods", "--set", "window=3"), 2, "name of a method")
+
+        for method in ["snapkv", "critical-headkv", "h2o+defensive+critical+ada", "expected-attention"]:
+            answer = run("ask", "-f", self.document, "--method", method, "--budget", "70%", "-n", "4", "--json", q)
+            self.assertEqual(answer.returncode, 0, answer.stderr)
+            self.assertEqual(json.loads(answer.stdout)["method"], method)
+
+        foreign = self.write("heads.json", (pathlib.Path(__file__).parent.parent / "profiles" / "SmolLM2-135M-Instruct.Q4_1.json")
+                             .read_text().replace('"fingerprint": "', '"fingerprint": "f'))
+        self.refused(run("ask", "-f", self.document, "--method", "headkv", "--set", f"profile={foreign}", q), 1, "heads.json", "another model", "profile-heads")
+        self.refused(run("ask", "-f", self.document, "--method", "headkv", "--set", "profile=absent.json", q), 1, "absent.json")
+        self.refused(run("profile-heads", "-o", self.folder / "no" / "heads.json"), 1, "cannot write")
+        self.refused(run("profile-heads", "-o", self.folder / "heads.json", "--prompts", "3"), 2, "20")
+
     # Breaks if a bad file crashes, passes, or isn't named.
     def test_failures(self):
         q = "Who is the keeper?"
@@ -135,7 +165,7 @@ class Cli(unittest.TestCase):
         short = run("ask", "-f", self.write("short.txt", "It rains."), "--budget", "10%", "-n", "4", "--json", "Why?")
         self.assertIn("kept whole", json.loads(short.stdout)["note"])
         small = run("ask", "-f", self.document, "--budget", "5", "-n", "4", "Why?")
-        self.assertRegex(small.stderr.decode(), r"smaller than the observation window .* last 5")
+        self.assertRegex(small.stderr.decode(), r"smaller than the 32 tokens .* last 5")
 
     # Breaks if info leaves a part of the plan out, or the budget changes nothing.
     def test_info(self):

@@ -8,7 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/memory.hpp"
-#include "cli/default_model.hpp"
+#include "holdfast/engine.hpp"
 #include "engine/context.hpp"
 #include "engine/session.hpp"
 #include "kernels/simd.hpp"

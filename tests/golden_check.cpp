@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "cache/ragged_cache.hpp"
-#include "cli/default_model.hpp"
+#include "holdfast/engine.hpp"
 #include "engine/context.hpp"
 #include "evict/allocators.hpp"
 #include "evict/compression.hpp"

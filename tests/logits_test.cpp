@@ -6,7 +6,7 @@
 #include <random>
 
 #include "base/error.hpp"
-#include "cli/default_model.hpp"
+#include "holdfast/engine.hpp"
 #include "engine/context.hpp"
 #include "engine/session.hpp"
 #include "llama_reference.hpp"

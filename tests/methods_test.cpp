@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "analyze/answer_trace.hpp"
-#include "cli/default_model.hpp"
+#include "holdfast/engine.hpp"
 #include "engine/context.hpp"
 #include "model_files.hpp"
 #include "text/tokenizer.hpp"

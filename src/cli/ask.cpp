@@ -11,7 +11,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "cli/commands.hpp"
-#include "cli/default_model.hpp"
+#include "holdfast/engine.hpp"
 #include "cli/documents.hpp"
 #include "cli/method_options.hpp"
 #include "cli/terminal.hpp"

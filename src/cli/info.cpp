@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "cli/commands.hpp"
-#include "cli/default_model.hpp"
+#include "holdfast/engine.hpp"
 #include "cli/method_options.hpp"
 #include "cli/terminal.hpp"
 #include "engine/memory_plan.hpp"

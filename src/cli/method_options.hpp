@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "evict/budget.hpp"
+#include "holdfast/budget.hpp"
 #include "holdfast/method.hpp"
 
 namespace holdfast {

@@ -9,7 +9,7 @@
 
 #include "base/error.hpp"
 #include "cli/commands.hpp"
-#include "cli/default_model.hpp"
+#include "holdfast/engine.hpp"
 #include "cli/terminal.hpp"
 
 namespace holdfast {

@@ -10,7 +10,7 @@
 
 #include "cache/ragged_cache.hpp"
 #include "engine/memory_plan.hpp"
-#include "evict/budget.hpp"
+#include "holdfast/budget.hpp"
 #include "holdfast/method.hpp"
 #include "model/compute.hpp"
 #include "model/model.hpp"

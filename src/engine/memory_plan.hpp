@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "evict/budget.hpp"
+#include "holdfast/budget.hpp"
 #include "holdfast/method.hpp"
 #include "model/model.hpp"
 

@@ -5,7 +5,7 @@
 #include <limits>
 #include <numeric>
 
-#include "evict/budget.hpp"
+#include "holdfast/budget.hpp"
 #include "evict/selection.hpp"
 
 namespace holdfast {

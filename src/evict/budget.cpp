@@ -1,4 +1,4 @@
-#include "evict/budget.hpp"
+#include "holdfast/budget.hpp"
 
 #include <algorithm>
 #include <charconv>

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "evict/budget.hpp"
+#include "holdfast/budget.hpp"
 #include "evict/cascade.hpp"
 #include "holdfast/method.hpp"
 

@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 #include "evict/allocators.hpp"
-#include "evict/budget.hpp"
+#include "holdfast/budget.hpp"
 #include "evict/cascade.hpp"
 #include "evict/critical.hpp"
 #include "evict/window_attention.hpp"

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <vector>
 
-#include "evict/budget.hpp"
+#include "holdfast/budget.hpp"
 #include "holdfast/method.hpp"
 
 namespace holdfast::testing {
