@@ -102,22 +102,27 @@ TEST(Ragged, EqualsMaskedFullAttention) {
 TEST(Selection, DoesNotDependOnHowTheWorkIsCut) {
     const Model model(small_model_path());
     const std::vector<int> tokens = random_tokens(700, model.parameters().vocabulary, 1);
-    ReadSettings settings = budget("20%");
     Compute one(1), two(2);
-    const auto expected = kept_positions(read_context(model, two, tokens, settings).cache);
-    for (const std::uint32_t chunk : {64u, 512u, 700u, 33u}) {
-        settings.chunk = chunk;
-        EXPECT_EQ(kept_positions(read_context(model, one, tokens, settings).cache), expected)
-            << "chunks of " << chunk;
-        EXPECT_EQ(kept_positions(read_context(model, two, tokens, settings).cache), expected)
-            << "chunks of " << chunk;
+    for (const char* method : {"layer-defensive", "critical-adakv", "h2o+defensive+critical+ada",
+                               "expected-attention+critical+layer", "keydiff+layer"}) {
+        ReadSettings settings = budget("20%");
+        settings.method = Method::parse(method);
+        const auto expected = kept_positions(read_context(model, two, tokens, settings).cache);
+        for (const std::uint32_t chunk : {64u, 512u, 700u, 33u}) {
+            settings.chunk = chunk;
+            EXPECT_EQ(kept_positions(read_context(model, one, tokens, settings).cache), expected)
+                << method << ", chunks of " << chunk;
+            EXPECT_EQ(kept_positions(read_context(model, two, tokens, settings).cache), expected)
+                << method << ", chunks of " << chunk;
+        }
+        settings.chunk = 512;
+        for (const SimdTarget& target : simd_targets()) {
+            use_simd_target(target.name);
+            EXPECT_EQ(kept_positions(read_context(model, two, tokens, settings).cache), expected)
+                << method << " with " << target.name;
+        }
+        use_simd_target(simd_targets().front().name);
     }
-    settings.chunk = 512;
-    for (const SimdTarget& target : simd_targets()) {
-        use_simd_target(target.name);
-        EXPECT_EQ(kept_positions(read_context(model, two, tokens, settings).cache), expected) << target.name;
-    }
-    use_simd_target(simd_targets().front().name);
 }
 
 // The same on the real model, whose layers are many enough for rounding to grow.
@@ -219,6 +224,14 @@ TEST(Memory, PeakStaysWithinThePlan) {
     const HyperParameters& p = model.parameters();
     ASSERT_GT(report.peak_bytes, 0u);
     EXPECT_LE(double(report.peak_bytes), 1.15 * double(report.plan.peak()));
+    for (const char* method : {"h2o", "expected-attention", "critical-headkv"}) {
+        ReadSettings settings = budget("20%");
+        settings.method = Method::parse(method, std::string(method) == "critical-headkv"
+                                                    ? std::vector<std::string>{"vnorm=gram"}
+                                                    : std::vector<std::string>{});
+        const Context other = read_context(model, compute, std::span(tokens).first(3000), settings);
+        EXPECT_LE(double(other.report.peak_bytes), 1.15 * double(other.report.plan.peak())) << method;
+    }
     EXPECT_LT(report.plan.peak(), report.plan.kv_full);
     // Kept: the plan to the entry, and at most one partly filled page a head.
     const std::size_t page = page_bytes(p.head_dim), heads = std::size_t(p.layers * p.kv_heads);

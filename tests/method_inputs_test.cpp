@@ -75,7 +75,7 @@ TEST(HeadProfile, IsKeptAndChecked) {
         std::ofstream(path) << text;
         EXPECT_NE(refusal(path, model).find("no profile of heads"), std::string::npos) << text;
     }
-    EXPECT_THROW(write_head_profile(profile, "/nonexistent/profile.json"), Error);
+    EXPECT_THROW(write_head_profile(profile, "/proc/nonexistent/profile.json"), Error);
 }
 
 // Breaks if the shipped profile isn't the default model's, or says nothing about its heads.
@@ -148,7 +148,7 @@ TEST(GramStore, KeepsWhatItComputed) {
     EXPECT_TRUE(std::filesystem::exists(file));
     EXPECT_EQ(read(model, folder), computed);
     EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
-    EXPECT_EQ(read(model, "/nonexistent/folder"), computed);
+    EXPECT_EQ(read(model, "/proc/nonexistent/folder"), computed);
 
     // A file of the same size that belongs to another model is not believed.
     read(other, folder);

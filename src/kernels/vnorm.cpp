@@ -17,7 +17,7 @@ void ProjectedValueNorms(const fp16_t* page, int tokens, int head_dim, const Pac
     const Floats d;
     const std::size_t depth = std::size_t(head_dim);
     const fp16_t* values = page_values(page, head_dim);
-    for (std::size_t i = 0; i < std::size_t(tokens) * depth; ++i) workspace[i] = fp16_to_fp32(values[i]);
+    Promote(values, page_tokens * depth, workspace);
 
     alignas(64) float projected[page_tokens * kPanel];
     alignas(64) float absolute[page_tokens * kPanel];  // per token, the sum over heads and panels, by column
@@ -47,10 +47,14 @@ void GramValueNorms(const fp16_t* page, int tokens, int head_dim, std::span<cons
     float* value_rows = workspace;
     float* products = workspace + page_tokens * stride;
     const fp16_t* values = page_values(page, head_dim);
-    std::fill(value_rows, value_rows + std::size_t(tokens) * stride, 0.0f);
-    for (int t = 0; t < tokens; ++t)
-        for (std::size_t i = 0; i < depth; ++i)
-            value_rows[std::size_t(t) * stride + i] = fp16_to_fp32(values[std::size_t(t) * depth + i]);
+    if (stride == depth) {
+        Promote(values, page_tokens * depth, value_rows);
+    } else {
+        std::fill(value_rows, value_rows + std::size_t(tokens) * stride, 0.0f);
+        for (int t = 0; t < tokens; ++t)
+            for (std::size_t i = 0; i < depth; ++i)
+                value_rows[std::size_t(t) * stride + i] = fp16_to_fp32(values[std::size_t(t) * depth + i]);
+    }
     std::fill(norms, norms + tokens, 0.0f);
     for (const PackedMatrix& gram : grams) {
         for (int index = 0; index < gram.panel_count(); ++index)
