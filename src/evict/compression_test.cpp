@@ -168,7 +168,7 @@ class RandomCase {
                 if (named.name != "full") all.push_back(named.name);
             return all;
         }();
-        const std::string name = names[number(0, std::uint32_t(names.size() - 1))];
+        const std::string& name = names[number(0, std::uint32_t(names.size() - 1))];
         const std::string usage = Method::parse(name).explain();
         std::vector<std::string> settings;
         const auto maybe = [&](const std::string& parameter, const std::string& value) {

@@ -255,7 +255,7 @@ struct ParameterTable {
             known = true;
             if (method.keeps_all() || !row.used(method)) continue;
             if (!row.set(method, value))
-                refuse("'" + value + "' isn't a value of " + name + ": " + row.range);
+                refuse("'" + value + "' isn't a value of " + row.name + ", which is " + row.range);
             return;
         }
         std::string names;
