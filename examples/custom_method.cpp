@@ -38,6 +38,7 @@ int main(int argc, char** argv) try {
     register_allocator(allocator);
 
     std::ifstream file(argc > 2 ? argv[2] : "examples/saltmere.txt");
+    if (!file) throw std::runtime_error("cannot open the document");
     const std::string document(std::istreambuf_iterator<char>(file), {});
     Engine engine(argc > 1 ? argv[1] : default_model_path());
     const Reading reading = engine.read(document, Method::parse("value-norm+rising"), Budget::parse("40%"));

@@ -24,6 +24,7 @@ class Reading {
   private:
     friend class Engine;
     struct State;
+    explicit Reading(std::shared_ptr<const State> state) : state_(std::move(state)) {}
     std::shared_ptr<const State> state_;
 };
 
@@ -36,7 +37,8 @@ class Engine {
     ~Engine();
 
     Reading read(const std::string& document, const Method& method, const Budget& budget);
-    // At most `most` tokens, the likeliest at each step. Questions don't see each other.
+    // At most `most` tokens, the likeliest at each step. Questions don't see each other. The reading must be
+    // of the same model.
     std::string answer(const Reading& reading, const std::string& question, int most = 256);
 
   private:

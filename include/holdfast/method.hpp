@@ -66,14 +66,18 @@ class LayerView {
     virtual void read_key(int head, std::uint32_t token, std::span<float> to) const = 0;  // after rotation
     virtual void read_value(int head, std::uint32_t token, std::span<float> to) const = 0;
 
-    // Of the last `queries` queries; kernel: tokens that are averaged by pooling, odd.
+    // Of the last `queries` queries, no more than the scorer's window_queries(); kernel: tokens that are
+    // averaged by pooling, odd.
     virtual const WindowSummary& window(std::uint32_t queries, int kernel) = 0;
     // [kv_heads, tokens]: mean over the group's heads h of ‖v W_h‖, of L1 (exact) or L2 (gram) norms; W_h is
     // the head's slice of the output projection.
     virtual std::span<const float> value_norms(ValueNorm kind) = 0;
-    // Per token, the sum over the queries that see it of their attention weights (added to `sum`, mean over
-    // the group's heads) and the maximum (raised in `worst`); [kv_heads, tokens] each.
-    virtual void add_attention(const QueryChunk& queries, std::span<double> sum, std::span<float> worst) = 0;
+    // sum [kv_heads, tokens] += the queries' attention weights, mean over the group's heads.
+    virtual void add_attention(const QueryChunk& queries, std::span<double> sum) = 0;
+    // worst [kv_heads, tokens] = max of itself and the queries' attention weights, each row pooled over the
+    // past of the last `window` tokens and rescaled to its sum.
+    virtual void raise_attention(const QueryChunk& queries, std::uint32_t window, int kernel,
+                                 std::span<float> worst) = 0;
 
     // task(index, thread) for every index of [0, count), spread over threads. task must not throw.
     virtual void parallel(int count, const std::function<void(int index, int thread)>& task) = 0;
@@ -136,8 +140,8 @@ struct MethodSettings {
     std::uint32_t future = 512;  // positions that expected-attention averages over
     std::uint64_t seed = 0;      // of random
     double alpha = 0.2;          // ada: share of a head's even budget that is its own
-    double slope = 20;           // β of pyramid
-    double pool = 1.2;           // β of headkv
+    double slope = 20;           // `beta` of pyramid, and of allocators of one's own
+    double pool = 1.2;           // `beta` of headkv
     double first_stage = 0.5;    // critical, two-stage: share of the budget chosen by score alone
     double epsilon = 1e-4;       // critical, two-stage: added to scores
     double mass = 0.9;           // critical, mass: attention that the first stage secures
@@ -158,7 +162,8 @@ struct AllocatorContext {
 
 struct ScorerContext {
     const MethodSettings& settings;
-    bool refined = false;  // by `critical`, which brings the values' norms in
+    bool defensive = false;  // worst_case() is asked for, not score()
+    bool refined = false;    // by `critical`, which brings the values' norms in
 };
 
 using ScorerFactory = std::function<std::unique_ptr<Scorer>(const ScorerContext&)>;
@@ -185,7 +190,8 @@ struct AllocatorPart : MethodPart {
     bool by_score = false;  // compares scores of heads
 };
 
-// Makes a part known under a new name; throws Error (usage) for a name that is taken or has a "+" in it.
+// Makes a part known under a new name; throws Error (usage) for a name that is taken or has a "+" in it, and
+// for a part without `make`.
 void register_scorer(ScorerPart part);
 void register_allocator(AllocatorPart part);
 
@@ -211,7 +217,7 @@ class Method {
     Critical critical() const { return critical_; }
     const AllocatorPart& allocator() const { return *allocator_; }
     bool whole_model() const { return !allocator_->make; }
-    bool needs_profile() const { return allocator_ != nullptr && allocator_->name == "headkv"; }
+    bool needs_profile() const;  // its allocator reads `profile`
 
   private:
     friend struct ParameterTable;

@@ -15,7 +15,8 @@
 namespace holdfast {
 
 struct AnswerTrace {
-    RaggedCache cache;  // nothing evicted, slot = position: context, question, and answer but its last token
+    RaggedCache
+        cache;  // nothing evicted, slot = position: context, question, and answer as far as it was read
     std::uint32_t context_tokens = 0;
     std::uint32_t first_slot = 0;             // of the query of the first step
     std::vector<int> tokens;                  // [steps]: what each step produced
@@ -39,7 +40,7 @@ std::vector<float> attention_weights(const Model& model, const AnswerTrace& trac
                                      int layer, int kv_head);
 
 // For each layer, ‖attention output with the full cache − with what `kept` kept of the context‖₁ after the
-// output projection, on the same queries: mean over the steps.
+// output projection, on the same queries: mean over the steps, of which there must be one.
 std::vector<double> output_perturbation(const Model& model, Compute& compute, const AnswerTrace& trace,
                                         const RaggedCache& kept);
 

@@ -89,11 +89,10 @@ HeadProfile profile_heads(const Model& model, const Tokenizer& tokenizer, Comput
     std::mt19937_64 random(settings.seed);
     DecoderGraph decoder(model, compute);
     for (int i = 0; i < settings.prompts; ++i) {
-        // Depths and lengths go through their ranges at different pace.
+        // Length grows, while depth goes through its range again and again.
         const double depth = (i % 10 + 0.5) / 10;
-        const auto length = std::uint32_t(settings.shortest + (most - settings.shortest) *
-                                                                  (double(i * 7 % settings.prompts) + 0.5) /
-                                                                  settings.prompts);
+        const auto length = std::uint32_t(settings.shortest +
+                                          (most - settings.shortest) * (double(i) + 0.5) / settings.prompts);
         const NeedlePrompt needle = make_prompt(tokenizer, random, length, depth);
         const Prompt prompt = tokenizer.prompt(needle.document, needle.question);
         const Context context = read_context(model, compute, prompt.context, {});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "base/error.hpp"
 #include "engine/cache_folder.hpp"
 #include "engine/context.hpp"
 #include "engine/session.hpp"
@@ -13,6 +14,7 @@ namespace holdfast {
 
 struct Reading::State {
     Context context;
+    std::string fingerprint;  // of the model
 };
 
 std::uint32_t Reading::tokens() const {
@@ -37,12 +39,14 @@ struct Engine::State {
     Tokenizer tokenizer;
     Compute compute;
     DecoderGraph decoder;
+    std::string fingerprint;
 
     State(const std::string& path, int threads)
         : model(path),
           tokenizer(path),
           compute(threads > 0 ? threads : int(std::max(1u, std::thread::hardware_concurrency()))),
-          decoder(model, compute) {}
+          decoder(model, compute),
+          fingerprint(model.fingerprint()) {}
 };
 
 Engine::Engine(const std::string& model, int threads) {
@@ -56,13 +60,15 @@ Reading Engine::read(const std::string& document, const Method& method, const Bu
     ReadSettings settings;
     settings.method = method;
     settings.budget = budget;
-    Reading reading;
-    reading.state_ = std::make_shared<const Reading::State>(Reading::State{read_context(
-        state_->model, state_->compute, state_->tokenizer.prompt(document, "").context, settings)});
-    return reading;
+    const std::vector<int> tokens = state_->tokenizer.prompt(document, "").context;
+    return Reading(std::make_shared<const Reading::State>(
+        Reading::State{read_context(state_->model, state_->compute, tokens, settings), state_->fingerprint}));
 }
 
 std::string Engine::answer(const Reading& reading, const std::string& question, int most) {
+    if (reading.state_->fingerprint != state_->fingerprint)
+        throw Error("this was read with another model than '" + state_->model.path() + "'",
+                    Error::Kind::usage);
     const Prompt prompt = state_->tokenizer.prompt("", question);
     std::vector<int> tokens = prompt.question;
     tokens.insert(tokens.end(), prompt.ending.begin(), prompt.ending.end());

@@ -52,7 +52,7 @@ class Asker {
   public:
     explicit Asker(const AskOptions& options)
         : options_(options),
-          method_(options.compression.parse_method()),
+          parsed_(options.compression.parse()),
           document_(read_documents(options.files)),
           model_(options.model, options.context_length),
           tokenizer_(options.model),
@@ -67,8 +67,8 @@ class Asker {
     // first_question: read with the document when the compression is question-aware.
     void read(const std::string& first_question) {
         ReadSettings settings;
-        settings.method = method_;
-        settings.budget = options_.compression.parse_budget();
+        settings.method = parsed_.method;
+        settings.budget = parsed_.budget;
         Prompt prompt = tokenizer_.prompt(document_, first_question);
         if (options_.question_aware)
             prompt.context.insert(prompt.context.end(), prompt.question.begin(), prompt.question.end());
@@ -142,10 +142,10 @@ class Asker {
     }
 
   private:
-    bool compressed() const { return !method_.keeps_all(); }
+    bool compressed() const { return !parsed_.method.keeps_all(); }
     std::string label() const {
         if (!compressed()) return "full cache";
-        return fmt::format("{} at {}, question-{}", method_.name(), options_.compression.budget,
+        return fmt::format("{} at {}, question-{}", parsed_.method.name(), options_.compression.budget,
                            options_.question_aware ? "aware" : "agnostic");
     }
 
@@ -155,7 +155,7 @@ class Asker {
             {"question", question},
             {"answer", answer.text},
             {"model", model_.parameters().name},
-            {"method", method_.name()},
+            {"method", parsed_.method.name()},
             {"budget", compressed() ? options_.compression.budget : "100%"},
             {"question_aware", options_.question_aware},
             {"tokens_read", r.tokens},
@@ -178,7 +178,7 @@ class Asker {
     }
 
     AskOptions options_;
-    Method method_;
+    MethodOptions::Parsed parsed_;
     std::string document_;
     Model model_;
     Tokenizer tokenizer_;
@@ -208,13 +208,8 @@ bool prompt_line(std::string& line) {
 }
 
 void run(const AskOptions& options) {
-    // A slip is reported before anything is loaded.
-    const Method method = options.compression.parse_method();
-    options.compression.parse_budget();
-    if (options.compression.explain) {
-        fmt::print("{}", method.explain());
-        return;
-    }
+    options.compression.parse();  // a slip is reported before anything is loaded
+    if (options.compression.explained()) return;
     if (options.files.empty())
         throw Error("there is no document: give one with -f (--file)", Error::Kind::usage);
     std::vector<std::string> questions = all_questions(options);
@@ -270,11 +265,9 @@ void add_ask(CLI::App& app) {
     command->add_option("--questions", options->questions_file, "File with one question a line");
     command->add_option("question", options->questions, "Questions");
     command->callback([options, command] {
-        if (options->compression.method == "full" &&
-            (command->count("--budget") > 0 || options->question_aware))
-            throw Error(
-                "--method full keeps everything: --budget and --question-aware have no effect with it",
-                Error::Kind::usage);
+        if (options->compression.method == "full" && options->question_aware)
+            throw Error("--method full keeps everything: --question-aware has no effect with it",
+                        Error::Kind::usage);
         if (options->temperature == 0 && command->count("--seed") > 0)
             throw Error("--seed has no effect without --temp", Error::Kind::usage);
         run(*options);

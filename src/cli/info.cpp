@@ -22,12 +22,8 @@ struct InfoOptions {
 };
 
 void run(const InfoOptions& options) {
-    const Method method = options.compression.parse_method();
-    const Budget budget = options.compression.parse_budget();
-    if (options.compression.explain) {
-        fmt::print("{}", method.explain());
-        return;
-    }
+    if (options.compression.explained()) return;
+    const auto [method, budget] = options.compression.parse();
     const Model model(options.model, options.context_length);
     const HyperParameters& p = model.parameters();
     const std::uint32_t tokens = p.context_length;

@@ -1,18 +1,35 @@
 #include "cli/method_options.hpp"
 
+#include <fmt/format.h>
+
+#include "base/error.hpp"
+
 namespace holdfast {
 
 void MethodOptions::add(CLI::App* command) {
-    command
-        ->add_option("--budget", budget,
-                     "Kept share of the context (20%), or tokens per KV head on average (1024)")
-        ->capture_default_str();
+    budget_option_ =
+        command
+            ->add_option("--budget", budget,
+                         "Kept share of the context (20%), or tokens per KV head on average (1024)")
+            ->capture_default_str();
     command
         ->add_option("--method", method,
                      "How to choose what is kept: a name or a composition of `holdfast methods`")
         ->capture_default_str();
     command->add_option("--set", settings, "A parameter of the method, name=value")->allow_extra_args(false);
     command->add_flag("--explain", explain, "Say what the method consists of, and stop");
+}
+
+MethodOptions::Parsed MethodOptions::parse() const {
+    Parsed parsed{Method::parse(method, settings), Budget::parse(budget)};
+    if (parsed.method.keeps_all() && budget_option_->count() > 0)
+        throw Error("--method full keeps everything: --budget has no effect with it", Error::Kind::usage);
+    return parsed;
+}
+
+bool MethodOptions::explained() const {
+    if (explain) fmt::print("{}", parse().method.explain());
+    return explain;
 }
 
 }  // namespace holdfast

@@ -16,11 +16,19 @@ struct MethodOptions {
     std::vector<std::string> settings;
     bool explain = false;
 
-    // With --explain, add() alone prints and ends; read them when the command runs.
     void add(CLI::App* command);
-    // Throw Error (usage) for what can't be meant.
-    Method parse_method() const { return Method::parse(method, settings); }
-    Budget parse_budget() const { return Budget::parse(budget); }
+
+    // What was asked for; throws Error (usage) for what can't be meant.
+    struct Parsed {
+        Method method;
+        Budget budget;
+    };
+    Parsed parse() const;
+    // With --explain: prints what the method consists of, and is true.
+    bool explained() const;
+
+  private:
+    CLI::Option* budget_option_ = nullptr;
 };
 
 }  // namespace holdfast

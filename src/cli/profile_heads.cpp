@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <thread>
@@ -24,7 +25,8 @@ struct ProfileOptions {
 };
 
 void run(const ProfileOptions& options) {
-    if (!std::ofstream(options.output + ".part"))  // before the work, not behind it
+    // Before the work, not behind it.
+    if (std::filesystem::is_directory(options.output) || !std::ofstream(options.output + ".part"))
         throw Error("cannot write '" + options.output + "'");
     std::remove((options.output + ".part").c_str());
     const Model model(options.model);

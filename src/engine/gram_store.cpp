@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -41,9 +42,11 @@ GramStore::GramStore(const Model& model, Compute& compute, const std::string& fo
         file_.reset();
     }
     std::filesystem::create_directories(folder, error);
-    temporary_ = path_ + "." + std::to_string(::getpid());
-    writing_ = std::fopen(temporary_.c_str(), "wb");
-    if (writing_ != nullptr) std::fwrite(&header, sizeof header, 1, writing_);
+    temporary_ = path_ + ".XXXXXX";
+    const int descriptor = ::mkstemp(temporary_.data());
+    if (descriptor < 0) return;
+    writing_ = ::fdopen(descriptor, "wb");
+    std::fwrite(&header, sizeof header, 1, writing_);
 }
 
 GramStore::~GramStore() {

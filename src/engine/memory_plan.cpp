@@ -34,7 +34,7 @@ MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, const Method& m
     plan.layer_weights = ExpandedLayer::bytes_for(model, threads);
     const std::size_t together = std::min(chunk, tokens);
     plan.layer_work = LayerGraph::bytes_for(model, int(together), threads) +
-                      Compression::bytes_for(method, layer_shape(p, tokens), threads);
+                      Compression::bytes_for(method, budget, layer_shape(p, tokens), threads);
     if (!method.keeps_all()) {  // queries of a chunk and of the window
         plan.layer_work += (together + method.settings().window) * std::size_t(p.heads) *
                            std::size_t(p.head_dim) * sizeof(float);
@@ -42,7 +42,7 @@ MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, const Method& m
             plan.layer_work += GramStore::bytes_for(p);
     }
     plan.kv_full = heads * tokens * entry;
-    plan.kv_kept = method.keeps_all() ? plan.kv_full : budget.entries(tokens, heads) * entry;
+    plan.kv_kept = Compression::kept_entries(method, budget, layer_shape(p, tokens)) * entry;
     return plan;
 }
 

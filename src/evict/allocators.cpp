@@ -80,7 +80,7 @@ class Pyramid final : public Allocator {
         const LayerShape& s = layer.shape;
         return {std::vector<std::uint32_t>(std::size_t(s.kv_heads),
                                            pyramid_tokens(s.layer, s.layers, s.tokens, layer.tokens_per_head,
-                                                          layer.forced.last, slope_)),
+                                                          std::max(1u, layer.forced.count()), slope_)),
                 0};
     }
 

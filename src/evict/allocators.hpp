@@ -1,4 +1,4 @@
-// The built-in allocators, and how many tokens they give whom. docs/methods/allocations.md.
+// The built-in allocators, and how many tokens they give whom. docs/methods/README.md.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace holdfast {
 
 std::vector<AllocatorPart> builtin_allocators();
 
-// Tokens that each head of layer `layer` keeps with `pyramid`.
+// Tokens that each head of layer `layer` keeps with `pyramid`; window: kept in any case.
 std::uint32_t pyramid_tokens(int layer, int layers, std::uint32_t tokens, double tokens_per_head,
                              std::uint32_t window, double slope);
 

@@ -1,5 +1,6 @@
 #include "evict/cascade.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "evict/selection.hpp"
@@ -13,6 +14,7 @@ void Cascade::add_layer(std::span<const float> scores, const Retain& retain) {
                             scores.begin() + std::ptrdiff_t((h + 1) * tokens));
 
     std::vector<float> all;
+    all.reserve(std::min(capacity_, heads_.size() * tokens) + scores.size());
     for (const std::vector<float>& head : heads_) all.insert(all.end(), head.begin(), head.end());
     if (all.size() <= capacity_) return;
 

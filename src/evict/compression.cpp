@@ -17,6 +17,24 @@ namespace {
 // A context no longer than the forced tokens and this many more leaves nothing worth choosing.
 constexpr std::uint32_t too_short_to_choose = 8;
 
+ScorerContext scorer_context(const Method& method) {
+    return {method.settings(), method.defensive(), method.critical() != Critical::none};
+}
+
+// Tokens that every head keeps. The worst case and the secured mass are over the past of the window, which
+// is kept with them.
+Forced forced_tokens(const Method& method, const Scorer& scorer) {
+    Forced forced = scorer.forced();
+    if (method.defensive() || method.critical() == Critical::mass)
+        forced.last = std::max(forced.last, method.settings().window);
+    return forced;
+}
+
+std::uint32_t window_queries_of(const Method& method, const Scorer& scorer) {
+    return std::max(scorer.window_queries(),
+                    method.critical() == Critical::mass ? method.settings().window : 0);
+}
+
 // risk = max(risk, mean of the head's competing tokens): no token is safer than the average one.
 void raise_to_mean(std::span<float> head) {
     const double sum = std::accumulate(head.begin(), head.end(), 0.0);
@@ -31,11 +49,8 @@ Compression::Compression(const Method& method, const Budget& budget, const Layer
     : method_(method) {
     if (method.keeps_all()) return;
     const MethodSettings& settings = method.settings();
-    std::unique_ptr<Scorer> scorer = method.scorer().make({settings, method.critical() != Critical::none});
-    forced_ = scorer->forced();
-    // The worst case and the secured mass are over the past of the window, which is kept.
-    if (method.defensive() || method.critical() == Critical::mass)
-        forced_.last = std::max(forced_.last, settings.window);
+    std::unique_ptr<Scorer> scorer = method.scorer().make(scorer_context(method));
+    forced_ = forced_tokens(method, *scorer);
     decide(budget, shape);
     if (kind_ != Kind::choose) return;
 
@@ -76,8 +91,7 @@ void Compression::decide(const Budget& budget, const LayerShape& shape) {
 
 std::uint32_t Compression::window_queries() const {
     if (kind_ != Kind::choose) return 0;
-    const std::uint32_t mass = method_.critical() == Critical::mass ? method_.settings().window : 0;
-    return std::min(tokens_, std::max(scorer_->window_queries(), mass));
+    return std::min(tokens_, window_queries_of(method_, *scorer_));
 }
 
 void Compression::begin_layer(const LayerShape& shape) {
@@ -124,7 +138,7 @@ void Compression::score(LayerView& layer) {
     const std::size_t allowed = floor_count(past * tokens_per_head_ / n);  // ⌊(n - w)ρ⌋
     secure_mass(competing, window.mean,
                 settings.mass - (settings.reference ? window.reference_mass : window.mass),
-                allowed - std::min<std::size_t>(allowed, settings.window));
+                allowed - std::min<std::size_t>(allowed, forced_.count()));
 }
 
 void Compression::choose_in_layer(LayerView& layer, const Retain& retain) {
@@ -180,15 +194,26 @@ void Compression::choose_in_model(const LayerShape& shape, const Retain& retain)
     });
 }
 
-std::size_t Compression::bytes_for(const Method& method, const LayerShape& shape, int threads) {
+std::size_t Compression::bytes_for(const Method& method, const Budget& budget, const LayerShape& shape,
+                                   int threads) {
     if (method.keeps_all()) return 0;
-    const std::unique_ptr<Scorer> scorer =
-        method.scorer().make({method.settings(), method.critical() != Critical::none});
-    std::size_t bytes = 3 * shape.entries() * sizeof(float);  // scores, and copies of them in choosing
-    const std::uint32_t window = std::max(scorer->window_queries(), method.settings().window);
-    bytes += Observer::bytes_for(shape, window, threads) + scorer->bytes(shape);
+    const std::unique_ptr<Scorer> scorer = method.scorer().make(scorer_context(method));
+    // Scores, and copies of them in choosing.
+    std::size_t bytes = 3 * shape.entries() * sizeof(float) + scorer->bytes(shape);
+    if (const std::uint32_t window = window_queries_of(method, *scorer); window > 0)
+        bytes += Observer::bytes_for(shape, std::min(window, shape.tokens), threads);
     if (scorer->watches_queries()) bytes += Observer::watching_bytes_for(shape, threads);
+    if (method.whole_model())  // the scores of what is kept, once more while the next border is found
+        bytes += 2 * sizeof(float) * kept_entries(method, budget, shape);
     return bytes;
+}
+
+std::size_t Compression::kept_entries(const Method& method, const Budget& budget, const LayerShape& shape) {
+    const std::size_t heads = std::size_t(shape.layers) * std::size_t(shape.kv_heads);
+    if (method.keeps_all()) return heads * shape.tokens;
+    const Forced forced = forced_tokens(method, *method.scorer().make(scorer_context(method)));
+    if (shape.tokens <= forced.count() + too_short_to_choose) return heads * shape.tokens;
+    return std::max(heads, budget.entries(shape.tokens, heads));
 }
 
 }  // namespace holdfast

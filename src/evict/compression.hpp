@@ -40,7 +40,10 @@ class Compression {
     Forced forced() const { return forced_; }
 
     // Memory beyond what the layers themselves take.
-    static std::size_t bytes_for(const Method& method, const LayerShape& shape, int threads);
+    static std::size_t bytes_for(const Method& method, const Budget& budget, const LayerShape& shape,
+                                 int threads);
+    // Entries of the whole model that are kept in the end, about: allocations round differently.
+    static std::size_t kept_entries(const Method& method, const Budget& budget, const LayerShape& shape);
 
   private:
     enum class Kind { keep_all, keep_last, choose };

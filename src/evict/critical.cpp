@@ -28,9 +28,10 @@ void weigh_by_norms(const CompetingScores& layer, std::span<const float> norms) 
 
 namespace {
 
-std::vector<std::uint32_t> secured_tokens(std::span<const float> attention, double mass,
+// sure: attention of earlier tokens, which are kept in any case.
+std::vector<std::uint32_t> secured_tokens(std::span<const float> attention, double sure, double mass,
                                           std::size_t at_most) {
-    const double sum = std::accumulate(attention.begin(), attention.end(), 0.0);
+    const double sum = sure + std::accumulate(attention.begin(), attention.end(), 0.0);
     if (at_most == 0 || sum <= 0) return {};
     std::vector<std::uint32_t> order(attention.size());
     std::iota(order.begin(), order.end(), 0u);
@@ -40,7 +41,7 @@ std::vector<std::uint32_t> secured_tokens(std::span<const float> attention, doub
                       [&](std::uint32_t a, std::uint32_t b) {
                           return attention[a] != attention[b] ? attention[a] > attention[b] : a < b;
                       });
-    double cumulative = 0;
+    double cumulative = sure / sum;
     std::size_t count = 0;
     for (; count < std::min(sorted, at_most); ++count) {
         cumulative += attention[order[count]] / sum;
@@ -57,9 +58,12 @@ void secure_mass(const CompetingScores& layer, std::span<const float> attention,
     float highest = -std::numeric_limits<float>::infinity();
     for (int h = 0; h < layer.kv_heads; ++h)
         highest = std::max(highest, *std::max_element(layer.head(h).begin(), layer.head(h).end()));
-    for (int h = 0; h < layer.kv_heads; ++h)
-        for (std::uint32_t j : secured_tokens(layer.same(attention, h), mass, at_most))
+    for (int h = 0; h < layer.kv_heads; ++h) {
+        const auto first = attention.begin() + std::ptrdiff_t(std::size_t(h) * layer.stride);
+        const double sure = std::accumulate(first, first + layer.begin, 0.0);
+        for (std::uint32_t j : secured_tokens(layer.same(attention, h), sure, mass, at_most))
             layer.head(h)[j] = highest;
+    }
 }
 
 }  // namespace holdfast

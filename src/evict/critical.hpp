@@ -31,7 +31,8 @@ struct CompetingScores {
 void weigh_by_norms(const CompetingScores& layer, std::span<const float> norms);
 
 // Gives the layer's highest score, per head, to the fewest tokens whose mean attention secures `mass`
-// (attention [kv_heads, stride], rescaled to sum 1 over the competing tokens), at most `at_most` of them.
+// (attention [kv_heads, stride], rescaled to sum 1 over the tokens before `end`; those before `begin` are
+// secured already), at most `at_most` of them.
 void secure_mass(const CompetingScores& layer, std::span<const float> attention, double mass,
                  std::size_t at_most);
 

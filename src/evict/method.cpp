@@ -74,11 +74,13 @@ std::vector<std::string> split(const std::string& text, char separator) {
 
 void register_scorer(ScorerPart part) {
     check_new(part.name);
+    if (!part.make) refuse("the scorer '" + part.name + "' has nothing to make it");
     scorers().add(std::move(part));
 }
 
 void register_allocator(AllocatorPart part) {
     check_new(part.name);
+    if (!part.make) refuse("the allocator '" + part.name + "' has nothing to make it");
     allocators().add(std::move(part));
 }
 
@@ -165,11 +167,9 @@ struct ParameterTable {
         const auto part = [reads](const std::string& name) {
             return [=](const Method& m) { return reads(*m.scorer_, name) || reads(*m.allocator_, name); };
         };
-        const auto of = [reads](const std::string& allocator, const std::string& name) {
-            return [=](const Method& m) {
-                return m.allocator_->name == allocator && reads(*m.allocator_, name);
-            };
-        };
+        const auto headkv = [](const Method& m) { return m.allocator_->name == "headkv"; };
+        const auto own_beta = [=](const Method& m) { return part("beta")(m) && !headkv(m); };
+        const auto kernel = [=](const Method& m) { return part("kernel")(m) || m.defensive_; };
         const auto critical = [](Critical form) {
             return [form](const Method& m) { return m.critical_ == form; };
         };
@@ -181,7 +181,7 @@ struct ParameterTable {
         static const std::vector<Row> table = {
             number<std::uint32_t>("window", "last queries, observed and kept (w)", window, &S::window, 1,
                                   4096),
-            {"kernel", "neighbours averaged by pooling, odd (κ)", part("kernel"),
+            {"kernel", "neighbours averaged by pooling, odd (κ)", kernel,
              [](const Method& m) { return show(m.settings_.kernel); },
              [](Method& m, const std::string& text) {
                  int value = 0;
@@ -227,10 +227,9 @@ struct ParameterTable {
              "exact or gram"},
             number<double>("alpha", "ada: share of a head's even budget that is its own (α)", part("alpha"),
                            &S::alpha, 0, 1),
-            number<double>("beta", "pyramid: how steeply budgets fall (β)", of("pyramid", "beta"), &S::slope,
-                           1, 1e6),
-            number<double>("beta", "headkv: 1/β of the budget goes by importance (β)", of("headkv", "beta"),
-                           &S::pool, 1, 1e6),
+            number<double>("beta", "pyramid: how steeply budgets fall (β)", own_beta, &S::slope, 1, 1e6),
+            number<double>("beta", "headkv: 1/β of the budget goes by importance (β)", headkv, &S::pool, 1,
+                           1e6),
             {"profile", "headkv: file of `holdfast profile-heads`", part("profile"),
              [](const Method& m) {
                  return m.settings_.profile.empty() ? std::string("(of the default model)")
@@ -346,6 +345,10 @@ Method Method::parse(const std::string& name, const std::vector<std::string>& se
             if (setting.starts_with("form=") == forms) ParameterTable::set(method, setting);
     if (!method.keeps_all()) ParameterTable::check(method);
     return method;
+}
+
+bool Method::needs_profile() const {
+    return allocator_ != nullptr && std::ranges::count(allocator_->parameters, "profile") > 0;
 }
 
 std::string Method::parts() const {

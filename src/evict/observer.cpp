@@ -1,7 +1,10 @@
 #include "evict/observer.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <string>
 
+#include "base/error.hpp"
 #include "evict/window_attention.hpp"
 #include "kernels/attention.hpp"
 #include "kernels/vnorm.hpp"
@@ -78,6 +81,10 @@ void Observer::attend(int head, int rows, std::uint32_t slots,
 const WindowSummary& Observer::window(std::uint32_t queries, int kernel) {
     for (const Window& known : windows_)
         if (known.queries == queries && known.kernel == kernel) return known.summary;
+    if (queries == 0 || queries > layer_.window || kernel < 1 || kernel % 2 == 0)
+        throw Error("a window of " + std::to_string(queries) + " queries, pooled over " +
+                    std::to_string(kernel) + ", was asked for, and " + std::to_string(layer_.window) +
+                    " queries are there: a scorer says in window_queries() how many it needs");
     const LayerShape& s = layer_.shape;
     Window& window = windows_.emplace_back(Window{queries, kernel, {}});
     window.summary.mean.resize(s.entries());
@@ -116,9 +123,10 @@ void Observer::summarize(int head, Window& window) {
     window.summary.reference_mass += window_mass(attention, true) / s.kv_heads;
 }
 
-void Observer::add_attention(const QueryChunk& chunk, std::span<double> sum, std::span<float> worst) {
+void Observer::for_each_block(const QueryChunk& chunk,
+                              const std::function<void(int head, int rows, std::uint32_t slots)>& use) {
     const LayerShape& s = layer_.shape;
-    const std::size_t stride = row_stride(s.tokens), width = std::size_t(s.head_dim);
+    const std::size_t width = std::size_t(s.head_dim);
     const auto block = std::uint32_t(std::max(1, watched_rows / s.group));
     reserve(int(block) * s.group);
     for (std::uint32_t first = 0; first < chunk.count; first += block)
@@ -136,27 +144,59 @@ void Observer::add_attention(const QueryChunk& chunk, std::span<double> sum, std
             const auto visible = [&](int r) {
                 return chunk.first_position + first + std::uint32_t(r / s.group) + 1;
             };
-            const std::uint32_t slots = visible(rows - 1);
-            attend(head, rows, slots, visible);
-            parallel_(tasks_for(slots), [&](int index, int) {
-                const std::uint32_t begin = std::uint32_t(index) * columns_of_task;
-                const std::uint32_t end = std::min(slots, begin + columns_of_task);
-                double* sums = sum.data() + s.at(head, 0);
-                float* maxima = worst.data() + s.at(head, 0);
-                for (int r = 0; r < rows; ++r) {
-                    const float* row = weights_.as<float>() + std::size_t(r) * stride;
-                    for (std::uint32_t j = begin; j < end; ++j) {
-                        sums[j] += double(row[j]) / s.group;
-                        maxima[j] = std::max(maxima[j], row[j]);
-                    }
-                }
-            });
+            attend(head, rows, visible(rows - 1), visible);
+            use(head, rows, visible(rows - 1));
         }
+}
+
+void Observer::add_attention(const QueryChunk& chunk, std::span<double> sum) {
+    const LayerShape& s = layer_.shape;
+    const std::size_t stride = row_stride(s.tokens);
+    for_each_block(chunk, [&](int head, int rows, std::uint32_t slots) {
+        parallel_(tasks_for(slots), [&](int index, int) {
+            const std::uint32_t begin = std::uint32_t(index) * columns_of_task;
+            const std::uint32_t end = std::min(slots, begin + columns_of_task);
+            double* sums = sum.data() + s.at(head, 0);
+            for (int r = 0; r < rows; ++r) {
+                const float* row = weights_.as<float>() + std::size_t(r) * stride;
+                for (std::uint32_t j = begin; j < end; ++j) sums[j] += double(row[j]) / s.group;
+            }
+        });
+    });
+}
+
+void Observer::raise_attention(const QueryChunk& chunk, std::uint32_t window, int kernel,
+                               std::span<float> worst) {
+    const LayerShape& s = layer_.shape;
+    const std::size_t stride = row_stride(s.tokens);
+    const std::uint32_t past = s.tokens - std::min(s.tokens, window);
+    std::vector<float> block(past), mean(past);
+    for_each_block(chunk, [&](int head, int rows, std::uint32_t slots) {
+        for (int r = 0; r < rows; ++r)  // what the rows can't see yet
+            std::fill(weights_.as<float>() + std::size_t(r) * stride + slots,
+                      weights_.as<float>() + std::size_t(r) * stride + s.tokens, 0.0f);
+        const WindowAttention attention{weights_.as<float>(), stride, rows, past, s.tokens - past};
+        rescale_.resize(std::size_t(rows));
+        parallel_(rows, [&](int r, int) {
+            rescale_[std::size_t(r)] = pooled_rescale(attention.row(r).first(past), kernel);
+        });
+        parallel_(tasks_for(past), [&](int index, int) {
+            const std::uint32_t begin = std::uint32_t(index) * columns_of_task;
+            const std::uint32_t end = std::min(past, begin + columns_of_task);
+            reduce_columns(attention, rescale_, kernel, begin, end, block.data(), mean.data());
+            float* maxima = worst.data() + s.at(head, 0);
+            for (std::uint32_t j = begin; j < end; ++j) maxima[j] = std::max(maxima[j], block[j]);
+        });
+    });
 }
 
 std::span<const float> Observer::value_norms(ValueNorm kind) {
     const LayerShape& s = layer_.shape;
     if (!norms_.empty() && norms_kind_ == kind) return norms_;
+    if (kind == ValueNorm::exact ? layer_.output.panels == nullptr : layer_.grams.empty())
+        throw Error(kind == ValueNorm::exact
+                        ? "norms of values are at hand when the whole layer is there, not while it is read"
+                        : "gram norms are at hand with methods that have critical and vnorm=gram");
     norms_kind_ = kind;
     norms_.resize(s.entries());
     const std::size_t workspace = norms_workspace(s.head_dim);
@@ -176,6 +216,12 @@ std::span<const float> Observer::value_norms(ValueNorm kind) {
                              layer_.grams.subspan(std::size_t(head * s.group), std::size_t(s.group)), norms,
                              own);
     });
+    for (float norm : norms_)
+        if (!std::isfinite(norm)) {
+            norms_.clear();
+            throw Error("a value of layer " + std::to_string(s.layer) +
+                        " is too large for fp16: this model's cache can't be scored by norms");
+        }
     return norms_;
 }
 

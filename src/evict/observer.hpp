@@ -19,7 +19,7 @@ struct ObservedLayer {
     std::uint32_t window = 0;
     const float* window_queries = nullptr;  // [heads, window, head_dim]: the last queries, after rotation
     PackedMatrix output;                    // the output projection: for exact value norms
-    std::span<const PackedMatrix> grams;    // of each query head (evict/gram.hpp): for gram norms
+    std::span<const PackedMatrix> grams;    // of each query head (pack_gram): for gram norms
 };
 
 // Runs task(index, thread) for every index of [0, count), spread over threads.
@@ -38,7 +38,9 @@ class Observer final : public LayerView {
     void read_value(int head, std::uint32_t token, std::span<float> to) const override;
     const WindowSummary& window(std::uint32_t queries, int kernel) override;
     std::span<const float> value_norms(ValueNorm kind) override;
-    void add_attention(const QueryChunk& queries, std::span<double> sum, std::span<float> worst) override;
+    void add_attention(const QueryChunk& queries, std::span<double> sum) override;
+    void raise_attention(const QueryChunk& queries, std::uint32_t window, int kernel,
+                         std::span<float> worst) override;
     void parallel(int count, const std::function<void(int, int)>& task) override { parallel_(count, task); }
 
     // Memory for observing windows of this many queries.
@@ -58,6 +60,9 @@ class Observer final : public LayerView {
     // weights_ = softmax of queries_ [rows, head_dim] over the slots below visible(row), of one KV head.
     void attend(int head, int rows, std::uint32_t slots, const std::function<std::uint32_t(int)>& visible);
     void summarize(int head, Window& window);
+    // Blocks of a chunk's queries, head by head: use(head, rows, slots) finds their attention in weights_.
+    void for_each_block(const QueryChunk& chunk,
+                        const std::function<void(int head, int rows, std::uint32_t slots)>& use);
 
     ParallelFor parallel_;
     int threads_;

@@ -128,11 +128,18 @@ inline Doubles plain_scores(const PlainLayer& layer, const Method& method, doubl
         for (int head = 0; head < s.heads(); ++head)
             for (std::uint32_t query = first; query < n; ++query) {
                 const Doubles row = layer.attention(head, query);
+                Doubles pooled = row;
+                pooled.resize(n - std::min(n, set.window));
+                const double before = std::accumulate(pooled.begin(), pooled.end(), 0.0);
+                pooled = pool(pooled, set.kernel);
+                const double after = std::accumulate(pooled.begin(), pooled.end(), 0.0);
                 for (int h = 0; h < s.kv_heads; ++h)
                     if (!all || h == head / s.group)
                         for (std::uint32_t j = 0; j < n; ++j) {
                             sum[s.at(h, j)] += row[j] / (all ? s.group * double(n - j) : s.heads());
-                            worst[s.at(h, j)] = std::max(worst[s.at(h, j)], row[j]);
+                            if (j < pooled.size())
+                                worst[s.at(h, j)] =
+                                    std::max(worst[s.at(h, j)], pooled[j] * (after > 0 ? before / after : 1));
                         }
             }
         scores = method.defensive() ? worst : sum;
@@ -178,7 +185,7 @@ inline Doubles plain_scores(const PlainLayer& layer, const Method& method, doubl
     }
     const PlainWindow window = plain_window(layer, set.window, 1);
     const std::int64_t allowed = std::int64_t(std::floor((n - set.window) * tokens_per_head / n + 1e-9));
-    const std::int64_t most = std::max<std::int64_t>(0, allowed - set.window);
+    const std::int64_t most = std::max<std::int64_t>(0, allowed - forced.count());
     const double threshold = set.mass - (set.reference ? window.reference_mass : window.mass);
     for (int h = 0; h < s.kv_heads; ++h) {
         std::vector<std::uint32_t> order(end - begin);
@@ -186,7 +193,8 @@ inline Doubles plain_scores(const PlainLayer& layer, const Method& method, doubl
         std::ranges::stable_sort(
             order, [&](auto a, auto b) { return window.mean[s.at(h, a)] > window.mean[s.at(h, b)]; });
         double total = 0, sum = 0;
-        for (std::uint32_t j : order) total += window.mean[s.at(h, j)];
+        for (std::uint32_t j = 0; j < end; ++j) total += window.mean[s.at(h, j)];
+        for (std::uint32_t j = 0; j < begin; ++j) sum += window.mean[s.at(h, j)] / total;
         std::int64_t count = 0;
         for (; count < most && count < std::int64_t(order.size()); ++count) {
             sum += window.mean[s.at(h, order[std::size_t(count)])] / total;
@@ -262,7 +270,7 @@ inline PlainChoice plain_choice(const Method& method, const LayerShape& shape, d
                 for (std::size_t h = 0; h < kv; ++h) layer[h] = headkv[l * kv + h];
                 safeguard = floors(tokens_per_head * (1 - 1 / method.settings().pool));
             } else if (allocator == "pyramid") {
-                const double w = forced.last;
+                const double w = std::max(1u, forced.count());
                 double least = tokens_per_head / method.settings().slope, most = 2 * tokens_per_head - least;
                 if (most >= n - w) most = n - w, least = 2 * tokens_per_head - most;
                 const bool falls = layers > 1 && n >= most && most >= least && least >= w;

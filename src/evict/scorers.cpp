@@ -41,7 +41,7 @@ class SnapKv final : public Scorer {
 // Attention of the last query, mean over all heads, the same for every KV head.
 class Tova final : public Scorer {
   public:
-    explicit Tova(std::uint32_t window) : window_(window) {}
+    Tova(std::uint32_t window, int kernel) : window_(window), kernel_(kernel) {}
     Forced forced() const override { return {0, 1}; }
     std::uint32_t window_queries() const override { return window_; }
 
@@ -56,7 +56,7 @@ class Tova final : public Scorer {
     }
     // Over all heads and the window's queries.
     void worst_case(LayerView& layer, std::span<float> risk) override {
-        const WindowSummary& window = layer.window(window_, 1);
+        const WindowSummary& window = layer.window(window_, kernel_);
         const LayerShape& s = layer.shape();
         for (std::uint32_t j = 0; j < s.tokens; ++j) {
             float worst = 0;
@@ -67,21 +67,28 @@ class Tova final : public Scorer {
 
   private:
     std::uint32_t window_;
+    int kernel_;
 };
 
 // Attention of all queries of the context, mean over those that see the token.
 class H2o final : public Scorer {
   public:
-    explicit H2o(std::uint32_t window) : window_(window) {}
+    H2o(std::uint32_t window, int kernel, bool defensive)
+        : window_(window), kernel_(kernel), defensive_(defensive) {}
     Forced forced() const override { return {0, window_}; }
     bool watches_queries() const override { return true; }
 
     void begin_layer(const LayerShape& shape) override {
-        sum_.assign(shape.entries(), 0.0);
-        worst_.assign(shape.entries(), 0.0f);
+        if (defensive_)
+            worst_.assign(shape.entries(), 0.0f);
+        else
+            sum_.assign(shape.entries(), 0.0);
     }
     void watch(LayerView& layer, const QueryChunk& queries) override {
-        layer.add_attention(queries, sum_, worst_);
+        if (defensive_)
+            layer.raise_attention(queries, window_, kernel_, worst_);
+        else
+            layer.add_attention(queries, sum_);
     }
     void score(LayerView& layer, std::span<float> importance) override {
         const LayerShape& s = layer.shape();
@@ -91,11 +98,13 @@ class H2o final : public Scorer {
     void worst_case(LayerView&, std::span<float> risk) override { std::ranges::copy(worst_, risk.begin()); }
 
     std::size_t bytes(const LayerShape& shape) const override {
-        return shape.entries() * (sizeof(double) + sizeof(float));
+        return shape.entries() * (defensive_ ? sizeof(float) : sizeof(double));
     }
 
   private:
     std::uint32_t window_;
+    int kernel_;
+    bool defensive_;
     std::vector<double> sum_;  // [kv_heads, tokens]
     std::vector<float> worst_;
 };
@@ -172,7 +181,7 @@ class Random final : public Scorer {
     void score(LayerView& layer, std::span<float> importance) override {
         const LayerShape& s = layer.shape();
         for (std::size_t i = 0; i < s.entries(); ++i)
-            importance[i] = float(mix(mix(seed_ + std::uint64_t(s.layer)) + i) >> 40) * 0x1p-24f;
+            importance[i] = float(mix(mix(mix(seed_) + std::uint64_t(s.layer)) + i) >> 40) * 0x1p-24f;
     }
 
   private:
@@ -206,16 +215,19 @@ std::vector<ScorerPart> builtin_scorers() {
                              return std::make_unique<SnapKv>(c.settings.window, c.settings.kernel);
                          }));
     parts.back().sees_queries = parts.back().attention = true;
-    parts.push_back(part({"tova", "attention of the last query, the same for every head",
-                          "TOVA (arXiv 2401.06104)", "n·d per query head; n"},
-                         [](const ScorerContext& c) { return std::make_unique<Tova>(c.settings.window); }));
+    parts.push_back(part(
+        {"tova", "attention of the last query, the same for every head", "TOVA (arXiv 2401.06104)",
+         "n·d per query head; n"},
+        [](const ScorerContext& c) { return std::make_unique<Tova>(c.settings.window, c.settings.kernel); }));
     parts.back().sees_queries = parts.back().attention = true;
     parts.push_back(part({"h2o",
                           "attention of all queries, mean over those that see the token",
                           "H2O (arXiv 2306.14048)",
                           "n²·d/2 per query head; n per KV head",
                           {"window"}},
-                         [](const ScorerContext& c) { return std::make_unique<H2o>(c.settings.window); }));
+                         [](const ScorerContext& c) {
+                             return std::make_unique<H2o>(c.settings.window, c.settings.kernel, c.defensive);
+                         }));
     parts.back().sees_queries = parts.back().attention = true;
     parts.push_back(
         part({"knorm", "small keys first: -‖k‖₂", "Devoto et al. (arXiv 2406.11430)", "n·d per KV head; n"},
@@ -226,7 +238,7 @@ std::vector<ScorerPart> builtin_scorers() {
     parts.push_back(part({"expected-attention",
                           "attention of queries like the context's, yet to come",
                           "Expected Attention (arXiv 2510.00636)",
-                          "n·d² per query head; d² per query head",
+                          "n·d² per query head; d² and n per query head",
                           {"sinks", "future"}},
                          [](const ScorerContext& c) {
                              return make_expected_attention(c.settings.sinks, c.settings.future, !c.refined);
