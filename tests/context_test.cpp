@@ -15,7 +15,6 @@
 #include "llama_reference.hpp"
 #include "model/decoder_graph.hpp"
 #include "model_files.hpp"
-#include "plain_decoder.hpp"
 #include "text/tokenizer.hpp"
 
 namespace holdfast {
@@ -61,41 +60,6 @@ std::vector<std::vector<std::uint32_t>> kept_positions(const RaggedCache& cache)
             all.emplace_back(positions.begin(), positions.end());
         }
     return all;
-}
-
-// Breaks if decoding on a ragged cache differs from attention over everything with the evicted entries
-// masked, or a token rotates by its slot instead of its position: the plain decoder knows no slots.
-TEST(Ragged, EqualsMaskedFullAttention) {
-    const Model model(small_model_path());
-    const HyperParameters& p = model.parameters();
-    Compute compute(2);
-    DecoderGraph decoder(model, compute);
-    constexpr std::uint32_t n = 150;
-    const std::vector<int> tokens = random_tokens(n + 20, p.vocabulary, 4);
-    std::mt19937 random(9);
-    for (const int kept_percent : {0, 5, 30, 100}) {
-        Context context = read_context(model, compute, std::span(tokens).first(n), {});
-        std::vector<std::vector<bool>> kept;
-        for (int l = 0; l < p.layers; ++l)
-            for (int h = 0; h < p.kv_heads; ++h) {
-                std::vector<std::uint32_t> slots;
-                kept.emplace_back(n, false);
-                for (std::uint32_t j = 0; j < n; ++j)
-                    if (int(random() % 100) < kept_percent || j == (kept.size() * 17) % n)
-                        slots.push_back(j), kept.back()[j] = true;
-                context.cache.retain(l, h, slots);
-            }
-        Session session(decoder, context.cache, 4096, {});
-        // A few together, then one by one, so that both ways of attention are taken.
-        std::span<const float> logits = session.read(std::span(tokens).subspan(n, 13));
-        for (std::uint32_t i = 13; i < 20; ++i) logits = session.read({&tokens[n + i], 1});
-        const std::vector<float> plain =
-            testing::plain_logits(model, tokens, [&](int layer, int head, int query, int key) {
-                return query < int(n) || key >= int(n) ||
-                       kept[std::size_t(layer * p.kv_heads + head)][std::size_t(key)];
-            });
-        EXPECT_LE(relative_difference(logits, plain), 1e-3f) << kept_percent << "% kept";
-    }
 }
 
 // Breaks if what is kept depends on how the work was cut: chunk sizes, threads, instruction sets.

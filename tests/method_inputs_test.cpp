@@ -91,7 +91,7 @@ TEST(HeadProfile, OfTheDefaultModelComesAlong) {
 TEST(HeadProfile, NeedsAnswers) {
     const Tokenizer tokenizer(default_model_path());
     Compute compute(2);
-    EXPECT_THROW(profile_heads(Model(default_model_path(), 300), tokenizer, compute, {}), Error);
+    EXPECT_THROW(profile_heads(Model(default_model_path(), {300, "", 0}), tokenizer, compute, {}), Error);
 
     RandomModel ignorant;  // speaks the default model's vocabulary, and knows nothing
     ignorant.hidden = 32;
@@ -174,7 +174,7 @@ TEST(Rotation, IsTheModels) {
             const Model model(path);
             const HyperParameters& p = model.parameters();
             Compute compute(1);
-            const Rotation rotation = measure_rotation(model, compute);
+            const Rotation rotation = measure_rotation(model, compute, 0);
             ASSERT_EQ(rotation.frequencies.size(), std::size_t(p.head_dim / 2));
             EXPECT_TRUE(rotation.neighbours);
             // The same token at every position: before rotation its keys are equal in the first layer.

@@ -25,53 +25,130 @@ class Writer {
     void write(const std::string& path) {
         keys();
         const RandomModel& m = model_;
-        const int query = m.heads * m.head_dim, key = m.kv_heads * m.head_dim;
-        matrix("token_embd", m.hidden, m.vocabulary, 1.0f);
+        matrix("token_embd", m.hidden, m.vocabulary, is("gemma2") || is("gemma3") ? 0.1f : 1.0f);
         vector("output_norm.weight", m.hidden, 1, 0.1f);
         if (!m.tied) matrix("output", m.hidden, m.vocabulary, 1 / std::sqrt(float(m.hidden)));
-        if (m.rope_factors) {
-            ggml_tensor* factors = vector("rope_freqs.weight", m.head_dim / 2, 1, 0);
-            for (int i = 0; i < m.head_dim / 2; ++i)
-                static_cast<float*>(factors->data)[i] = i < m.head_dim / 4 ? 1.0f : 8.0f;
+        const int rotated = m.rotated > 0 ? m.rotated : m.head_dim;
+        const auto factors = [&](const char* name, float large) {
+            ggml_tensor* tensor = vector(name, rotated / 2, 1, 0);
+            for (int i = 0; i < rotated / 2; ++i)
+                static_cast<float*>(tensor->data)[i] = i < rotated / 4 ? 1.0f : large;
+        };
+        if (m.rope_factors) factors("rope_freqs.weight", 8);
+        if (m.long_rope) {
+            factors("rope_factors_long.weight", 12);
+            factors("rope_factors_short.weight", 1.5f);
         }
-        for (int l = 0; l < m.layers; ++l) {
-            const std::string block = "blk." + std::to_string(l) + ".";
-            vector(block + "attn_norm.weight", m.hidden, 1, 0.1f);
-            vector(block + "ffn_norm.weight", m.hidden, 1, 0.1f);
-            // Queries and keys large enough that attention prefers some tokens clearly.
-            projection(block + "attn_q", m.hidden, query, 1.5f);
-            projection(block + "attn_k", m.hidden, key, 1.5f);
-            projection(block + "attn_v", m.hidden, key, 1);
-            projection(block + "attn_output", query, m.hidden, 1);
-            projection(block + "ffn_gate", m.hidden, m.feed_forward, 1);
-            projection(block + "ffn_up", m.hidden, m.feed_forward, 1);
-            projection(block + "ffn_down", m.feed_forward, m.hidden, 1);
-        }
+        for (int l = 0; l < m.layers; ++l) layer("blk." + std::to_string(l) + ".");
         gguf_write_to_file(gguf_.get(), path.c_str(), false);
     }
 
   private:
+    bool is(const char* architecture) const { return model_.architecture == architecture; }
+
+    void layer(const std::string& block) {
+        const RandomModel& m = model_;
+        const int query = m.heads * m.head_dim, key = m.kv_heads * m.head_dim;
+        const bool gemma = is("gemma2") || is("gemma3");
+        if (!is("olmo2")) vector(block + "attn_norm.weight", m.hidden, 1, 0.1f);
+        if (!is("olmo2")) vector(block + "ffn_norm.weight", m.hidden, 1, 0.1f);
+        if (gemma || is("olmo2")) {
+            vector(block + "post_attention_norm.weight", m.hidden, 1, 0.1f);
+            vector(block + "post_ffw_norm.weight", m.hidden, 1, 0.1f);
+        }
+        if (m.fused) {
+            matrix(block + "attn_qkv", m.hidden, query + 2 * key, m.gain / std::sqrt(float(m.hidden)));
+            if (m.qkv_biases) vector(block + "attn_qkv.bias", query + 2 * key, 0, 0.3f);
+        } else {
+            projection(block + "attn_q", m.hidden, query, m.gain, m.qkv_biases);
+            projection(block + "attn_k", m.hidden, key, m.gain, m.qkv_biases);
+            projection(block + "attn_v", m.hidden, key, 1, m.qkv_biases);
+        }
+        if (is("qwen3") || is("qwen3moe") || is("gemma3")) {
+            vector(block + "attn_q_norm.weight", m.head_dim, m.gain, 0.2f);
+            vector(block + "attn_k_norm.weight", m.head_dim, m.gain, 0.2f);
+        }
+        if (is("olmo2")) {
+            vector(block + "attn_q_norm.weight", query, m.gain, 0.2f);
+            vector(block + "attn_k_norm.weight", key, m.gain, 0.2f);
+        }
+        projection(block + "attn_output", query, m.hidden, 1);
+        if (m.experts > 0) {
+            const int inner = m.expert_feed_forward > 0 ? m.expert_feed_forward : m.feed_forward;
+            matrix(block + "ffn_gate_inp", m.hidden, m.experts, 3 / std::sqrt(float(m.hidden)));
+            experts(block + "ffn_gate_exps", m.hidden, inner);
+            experts(block + "ffn_up_exps", m.hidden, inner);
+            experts(block + "ffn_down_exps", inner, m.hidden);
+            if (m.shared_feed_forward > 0) {
+                projection(block + "ffn_gate_shexp", m.hidden, m.shared_feed_forward, 1);
+                projection(block + "ffn_up_shexp", m.hidden, m.shared_feed_forward, 1);
+                projection(block + "ffn_down_shexp", m.shared_feed_forward, m.hidden, 1);
+                if (is("qwen2moe")) vector(block + "ffn_gate_inp_shexp.weight", m.hidden, 0, 0.1f);
+            }
+            return;
+        }
+        if (is("phi3"))
+            projection(block + "ffn_up", m.hidden, 2 * m.feed_forward, 1);
+        else
+            projection(block + "ffn_gate", m.hidden, m.feed_forward, 1);
+        if (!is("phi3")) projection(block + "ffn_up", m.hidden, m.feed_forward, 1);
+        projection(block + "ffn_down", m.feed_forward, m.hidden, 1);
+    }
+
     void keys() {
         const RandomModel& m = model_;
         gguf_context* g = gguf_.get();
-        gguf_set_val_str(g, "general.architecture", "llama");
+        const auto number = [&](const char* key, int value) {
+            gguf_set_val_u32(g, (m.architecture + "." + key).c_str(), std::uint32_t(value));
+        };
+        const auto real = [&](const char* key, float value) {
+            gguf_set_val_f32(g, (m.architecture + "." + key).c_str(), value);
+        };
+        gguf_set_val_str(g, "general.architecture", m.architecture.c_str());
         gguf_set_val_str(g, "general.name", "random");
-        gguf_set_val_u32(g, "llama.block_count", std::uint32_t(m.layers));
-        gguf_set_val_u32(g, "llama.embedding_length", std::uint32_t(m.hidden));
-        gguf_set_val_u32(g, "llama.attention.head_count", std::uint32_t(m.heads));
-        gguf_set_val_u32(g, "llama.attention.head_count_kv", std::uint32_t(m.kv_heads));
-        gguf_set_val_u32(g, "llama.attention.key_length", std::uint32_t(m.head_dim));
-        gguf_set_val_u32(g, "llama.attention.value_length", std::uint32_t(m.head_dim));
-        gguf_set_val_u32(g, "llama.rope.dimension_count", std::uint32_t(m.head_dim));
-        gguf_set_val_f32(g, "llama.rope.freq_base", 20000);
-        gguf_set_val_u32(g, "llama.feed_forward_length", std::uint32_t(m.feed_forward));
-        gguf_set_val_u32(g, "llama.context_length", std::uint32_t(m.context_length));
-        gguf_set_val_f32(g, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
-        gguf_set_val_u32(g, "llama.vocab_size", std::uint32_t(m.vocabulary));
+        number("block_count", m.layers);
+        number("embedding_length", m.hidden);
+        number("attention.head_count", m.heads);
+        number("attention.head_count_kv", m.kv_heads);
+        number("attention.key_length", m.head_dim);
+        number("attention.value_length", m.head_dim);
+        number("rope.dimension_count", m.rotated > 0 ? m.rotated : m.head_dim);
+        real("rope.freq_base", 20000);
+        number("feed_forward_length", m.feed_forward);
+        number("context_length", m.context_length);
+        real("attention.layer_norm_rms_epsilon", 1e-5f);
+        number("vocab_size", m.vocabulary);
         if (!m.rope_scaling.empty()) {
-            gguf_set_val_str(g, "llama.rope.scaling.type", m.rope_scaling.c_str());
-            gguf_set_val_f32(g, "llama.rope.scaling.factor", 4);
-            gguf_set_val_u32(g, "llama.rope.scaling.original_context_length", 1024);
+            gguf_set_val_str(g, (m.architecture + ".rope.scaling.type").c_str(), m.rope_scaling.c_str());
+            real("rope.scaling.factor", 4);
+            number("rope.scaling.original_context_length", 1024);
+        }
+        if (m.long_rope) {
+            gguf_set_val_str(g, (m.architecture + ".rope.scaling.type").c_str(), "longrope");
+            number("rope.scaling.original_context_length", 1024);
+            real("rope.scaling.attn_factor", 1.19f);
+        }
+        if (m.sliding_window > 0) number("attention.sliding_window", m.sliding_window);
+        const std::string pattern = m.architecture + ".attention.sliding_window_pattern";
+        if (m.sliding_list) {
+            std::vector<std::int8_t> list;
+            for (int l = 0; l < m.layers; ++l) list.push_back(l % 3 != 1);
+            gguf_set_arr_data(g, pattern.c_str(), GGUF_TYPE_BOOL, list.data(), list.size());
+        } else if (m.sliding_period > 0) {
+            number("attention.sliding_window_pattern", m.sliding_period);
+        }
+        if (m.final_soft_cap > 0) real("final_logit_softcapping", m.final_soft_cap);
+        if (m.experts > 0) {
+            number("expert_count", m.experts);
+            number("expert_used_count", m.experts_used);
+            if (m.expert_feed_forward > 0) number("expert_feed_forward_length", m.expert_feed_forward);
+            if (m.shared_feed_forward > 0) number("expert_shared_feed_forward_length", m.shared_feed_forward);
+        }
+        if (is("granite") || is("granitemoe")) {
+            real("logit_scale", 6);
+            real("residual_scale", 0.4f);
+            real("embedding_scale", 1.5f);
+            real("attention.scale", 0.09f);
         }
         gguf_set_val_str(g, "tokenizer.ggml.model", "none");
     }
@@ -94,9 +171,21 @@ class Writer {
         add(tensor, name + ".weight");
     }
 
-    void projection(const std::string& name, int inputs, int outputs, float gain) {
+    void experts(const std::string& name, int inputs, int outputs) {
+        const std::size_t count = std::size_t(model_.experts);
+        std::vector<float> values(std::size_t(inputs) * std::size_t(outputs) * count);
+        std::normal_distribution<float> normal(0, 1 / std::sqrt(float(inputs)));
+        for (float& value : values) value = normal(random_);
+        ggml_tensor* tensor =
+            ggml_new_tensor_3d(context_.get(), model_.type, inputs, outputs, model_.experts);
+        ggml_quantize_chunk(model_.type, values.data(), tensor->data, 0, outputs * model_.experts, inputs,
+                            nullptr);
+        add(tensor, name + ".weight");
+    }
+
+    void projection(const std::string& name, int inputs, int outputs, float gain, bool bias = false) {
         matrix(name, inputs, outputs, gain / std::sqrt(float(inputs)));
-        if (model_.biases) vector(name + ".bias", outputs, 0, 0.3f);
+        if (model_.biases || bias) vector(name + ".bias", outputs, 0, 0.3f);
     }
 
     void add(ggml_tensor* tensor, const std::string& name) {

@@ -15,6 +15,7 @@ constexpr bool sanitized = false;
 #endif
 
 struct RandomModel {
+    std::string architecture = "llama";  // whose tensors and keys the file has
     int layers = 2;
     int hidden = 256;
     int heads = 6;
@@ -24,8 +25,18 @@ struct RandomModel {
     int vocabulary = 320;
     int context_length = 4096;
     bool tied = true;
-    bool biases = false;             // of all projections but the output head
+    bool biases = false;        // of all projections but the output head
+    float gain = 1.5f;          // of queries and keys: how clearly attention prefers some tokens
+    bool qkv_biases = false;    // of queries, keys and values alone
+    bool fused = false;         // Q, K and V in one matrix (and, for phi3, gate and up)
+    int rotated = 0;            // dimensions of a head; 0: all
+    int sliding_window = 0;     // of architectures with sliding layers
+    int sliding_period = 0;     // written to the file if it isn't 0
+    bool sliding_list = false;  // the pattern as a list of truth values
+    float final_soft_cap = 0;
+    int experts = 0, experts_used = 2, expert_feed_forward = 0, shared_feed_forward = 0;
     bool rope_factors = false;       // as in Llama 3.1
+    bool long_rope = false;          // factors for long and short contexts, original context 1024
     std::string rope_scaling;        // "", "linear" or "yarn", factor 4, original context 1024
     ggml_type type = GGML_TYPE_F32;  // of the matrices
     std::uint32_t seed = 1;

@@ -30,6 +30,7 @@ struct LayerShape {
     int head_dim = 0;
     std::uint32_t tokens = 0;  // n: of the context, whatever was read of it so far
     float scale = 1;           // of query · key
+    float soft_cap = 0;        // scores become cap · tanh(score / cap); 0: as they are
     const Rotation* rotation = nullptr;
 
     int heads() const { return kv_heads * group; }

@@ -34,7 +34,7 @@ std::vector<float> group_queries(const Model& model, const AnswerTrace& trace, s
     const std::size_t floats = std::size_t(p.group()) * std::size_t(p.head_dim);
     const float* from = trace.query(model, step, layer) + std::size_t(kv_head) * floats;
     std::vector<float> queries(from, from + floats);
-    for (float& x : queries) x *= p.attention_scale();
+    for (float& x : queries) x *= p.attention_scale;
     return queries;
 }
 
@@ -59,6 +59,7 @@ void attend_steps(const Model& model, const AnswerTrace& trace, const RaggedCach
         task.visible = seen.data();
         task.pages = cache.pages(layer, kv_head);
         task.slot_end = seen[0];
+        task.soft_cap = p.attention_soft_cap;
         attend(task, result, workspace.data());
         for (int g = 0; g < rows; ++g)
             combine_partials(
@@ -83,6 +84,7 @@ std::vector<float> attention_weights(const Model& model, const AnswerTrace& trac
     task.query = queries.data();
     task.pages = trace.cache.pages(layer, kv_head);
     task.slot_end = slots;
+    task.soft_cap = p.attention_soft_cap;
     score_slots(task, scores.data(), stride, workspace.data());
     for (int g = 0; g < p.group(); ++g) {
         float* row = scores.data() + std::size_t(g) * stride;
@@ -101,6 +103,10 @@ std::vector<double> output_perturbation(const Model& model, Compute& compute, co
     ExpandedLayer weights;
     std::vector<double> perturbation;
     for (int l = 0; l < p.layers; ++l) {
+        if (p.slides(l)) {  // nothing is evicted there
+            perturbation.push_back(0);
+            continue;
+        }
         std::vector<float> full(trace.steps() * width), reduced(full.size());
         std::vector<std::vector<std::uint32_t>> slots;
         for (int h = 0; h < p.kv_heads; ++h) {
@@ -131,7 +137,7 @@ std::vector<double> output_perturbation(const Model& model, Compute& compute, co
         matmul(int(trace.steps()), full.data(), width, weights.output, 0, weights.output.panel_count(),
                nullptr, projected.data(), hidden);
         double sum = 0;
-        for (float x : projected) sum += std::abs(double(x));
+        for (float x : projected) sum += std::abs(double(x) * double(p.residual_scale));
         perturbation.push_back(sum / double(trace.steps()));
     }
     return perturbation;

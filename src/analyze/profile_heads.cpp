@@ -105,6 +105,7 @@ HeadProfile profile_heads(const Model& model, const Tokenizer& tokenizer, Comput
         if (!steps.empty() && !targets.empty()) {
             ++profile.prompts;
             compute.parallel(p.layers * p.kv_heads, [&](int head, int) {
+                if (p.slides(head / p.kv_heads)) return;  // it sees its window alone
                 for (std::size_t step : steps) {
                     const std::vector<float> weights =
                         attention_weights(model, trace, step, head / p.kv_heads, head % p.kv_heads);

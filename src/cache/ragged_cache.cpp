@@ -90,6 +90,20 @@ void RaggedCache::retain(int layer, int h, std::span<const std::uint32_t> slots)
     }
 }
 
+void RaggedCache::drop_before(int layer, std::uint32_t position) {
+    for (int h = 0; h < kv_heads_; ++h) {
+        Head& head = at(layer, h);
+        const auto kept = std::lower_bound(head.positions.begin(), head.positions.end(), position);
+        constexpr int pages_of_block = int(attention_block) / page_tokens;
+        const std::ptrdiff_t pages =
+            (kept - head.positions.begin()) / std::ptrdiff_t(attention_block) * pages_of_block;
+        for (std::ptrdiff_t i = 0; i < pages; ++i) pool_->release(head.pages[std::size_t(i)]);
+        head.pages.erase(head.pages.begin(), head.pages.begin() + pages);
+        head.addresses.erase(head.addresses.begin(), head.addresses.begin() + pages);
+        head.positions.erase(head.positions.begin(), head.positions.begin() + pages * page_tokens);
+    }
+}
+
 void RaggedCache::defragment() {
     const PageId live = PageId(pool_->pages_in_use());
     for (Head& head : heads_)

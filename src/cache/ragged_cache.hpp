@@ -47,6 +47,10 @@ class RaggedCache {
     // Keeps exactly these slots of a head (rising) in their order, and frees the pages that become empty.
     void retain(int layer, int head, std::span<const std::uint32_t> slots);
 
+    // Frees a layer's first pages whose entries were all read before `position`: whole attention blocks, so
+    // that results don't depend on when they were freed.
+    void drop_before(int layer, std::uint32_t position);
+
     // Moves this cache's own pages to the front of the pool and gives the empty end back to the system.
     void defragment();
 

@@ -14,6 +14,7 @@
 #include "holdfast/engine.hpp"
 #include "cli/documents.hpp"
 #include "cli/method_options.hpp"
+#include "cli/model_options.hpp"
 #include "cli/terminal.hpp"
 #include "engine/context.hpp"
 #include "engine/session.hpp"
@@ -33,7 +34,7 @@ struct AskOptions {
     float temperature = 0;
     std::uint64_t seed = 0;
     int threads = int(std::max(1u, std::thread::hardware_concurrency()));
-    std::uint32_t context_length = 0;
+    ModelOptions model_options;
     bool json = false;
     std::string questions_file;
     std::vector<std::string> questions;
@@ -54,7 +55,7 @@ class Asker {
         : options_(options),
           parsed_(options.compression.parse()),
           document_(read_documents(options.files)),
-          model_(options.model, options.context_length),
+          model_(options.model, options.model_options),
           tokenizer_(options.model),
           compute_(options.threads, &interrupted),
           decoder_(model_, compute_) {
@@ -259,8 +260,7 @@ void add_ask(CLI::App& app) {
     command->add_option("-t,--threads", options->threads, "Threads")
         ->check(CLI::Range(1, 512))
         ->capture_default_str();
-    command->add_option("-c,--context", options->context_length,
-                        "Context length in tokens (default: the model's own)");
+    add_model_options(command, options->model_options);
     command->add_flag("--json", options->json, "Print one JSON object a question");
     command->add_option("--questions", options->questions_file, "File with one question a line");
     command->add_option("question", options->questions, "Questions");

@@ -6,6 +6,7 @@
 #include "cli/commands.hpp"
 #include "holdfast/engine.hpp"
 #include "cli/method_options.hpp"
+#include "cli/model_options.hpp"
 #include "cli/terminal.hpp"
 #include "engine/memory_plan.hpp"
 #include "kernels/simd.hpp"
@@ -16,7 +17,7 @@ namespace {
 
 struct InfoOptions {
     std::string model = default_model_path();
-    std::uint32_t context_length = 0;
+    ModelOptions model_options;
     MethodOptions compression;
     int threads = int(std::max(1u, std::thread::hardware_concurrency()));
 };
@@ -24,13 +25,13 @@ struct InfoOptions {
 void run(const InfoOptions& options) {
     if (options.compression.explained()) return;
     const auto [method, budget] = options.compression.parse();
-    const Model model(options.model, options.context_length);
+    const Model model(options.model, options.model_options);
     const HyperParameters& p = model.parameters();
     const std::uint32_t tokens = p.context_length;
     const ReadSettings settings;
     const MemoryPlan plan = plan_memory(model, tokens, method, budget, settings.chunk, options.threads);
 
-    const char* scaling[] = {"none", "linear", "yarn"};
+    const char* scaling[] = {"none", "linear", "yarn", "longrope"};
     fmt::print("model           {} ({})\n", p.name, options.model);
     fmt::print("architecture    {}: {} layers, hidden {}, feed-forward {}, vocabulary {}\n",
                p.architecture.name, p.layers, p.hidden, p.feed_forward, p.vocabulary);
@@ -38,6 +39,11 @@ void run(const InfoOptions& options) {
                p.head_dim);
     fmt::print("context         {} tokens, rope base {:g}, scaling {}\n", tokens, p.rope.freq_base,
                scaling[int(p.rope.scaling)]);
+    if (p.global_layers() < p.layers)
+        fmt::print(
+            "sliding         {} of the {} layers see their last {} tokens; eviction leaves them alone\n",
+            p.layers - p.global_layers(), p.layers, p.sliding_window);
+    if (p.experts > 0) fmt::print("experts         {}, {} of them for a token\n", p.experts, p.experts_used);
     fmt::print("fingerprint     {}\n", model.fingerprint());
     fmt::print("instruction set {}, {} threads\n\n", current_simd_target(), options.threads);
 
@@ -55,6 +61,7 @@ void run(const InfoOptions& options) {
     line("  activations and observation", plan.layer_work);
     line("KV cache, full", plan.kv_full);
     line("KV cache at the budget", plan.kv_kept);
+    if (plan.kv_sliding > 0) line("  windows of sliding layers", plan.kv_sliding, "in both");
     line("peak above the weights", plan.peak(), "hidden states + one layer's scratch + budget");
 }
 
@@ -64,8 +71,7 @@ void add_info(CLI::App& app) {
     const auto options = std::make_shared<InfoOptions>();
     CLI::App* command = app.add_subcommand("info", "Show a model's sizes and the memory that reading takes");
     command->add_option("-m,--model", options->model, "GGUF file (default: the fetched SmolLM2-135M)");
-    command->add_option("-c,--context", options->context_length,
-                        "Context length in tokens (default: the model's own)");
+    add_model_options(command, options->model_options);
     options->compression.add(command);
     command->add_option("-t,--threads", options->threads, "Threads")
         ->check(CLI::Range(1, 512))

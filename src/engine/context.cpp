@@ -1,6 +1,7 @@
 #include "engine/context.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 
 #include "base/clock.hpp"
@@ -24,15 +25,22 @@ class Compressor {
                std::uint32_t n)
         : parameters_(model.parameters()),
           cache_(cache),
-          rotation_(measure_rotation(model, compute)),
           observer_([&compute](int count,
                                const std::function<void(int, int)>& task) { compute.parallel(count, task); },
                     compute.threads()) {
         layer_.shape = layer_shape(parameters_, n);
-        layer_.shape.rotation = &rotation_;
+        for (int l = 0; l < parameters_.layers; ++l) {
+            rotations_.push_back(measure_rotation(model, compute, l));
+            if (!parameters_.slides(l)) global_layers_.push_back(l);
+        }
         std::vector<double> heads;
-        if (settings.method.needs_profile())
-            heads = load_head_profile(settings.method.settings().profile, model).importance;
+        if (settings.method.needs_profile()) {
+            const HeadProfile profile = load_head_profile(settings.method.settings().profile, model);
+            for (int l : global_layers_) {
+                const auto first = profile.importance.begin() + std::ptrdiff_t(l) * parameters_.kv_heads;
+                heads.insert(heads.end(), first, first + parameters_.kv_heads);
+            }
+        }
         compression_.emplace(settings.method, settings.budget, layer_.shape, heads);
         if (settings.method.critical() != Critical::none &&
             settings.method.settings().vnorm == ValueNorm::gram)
@@ -48,12 +56,16 @@ class Compressor {
     float* chunk_queries() { return chunk_queries_.empty() ? nullptr : chunk_queries_.data(); }
 
     void begin_layer(int layer) {
-        layer_.shape.layer = layer;
+        model_layer_ = layer;
+        if (parameters_.slides(layer)) return;
+        layer_.shape.layer = int(std::ranges::find(global_layers_, layer) - global_layers_.begin());
+        layer_.shape.rotation = &rotations_[std::size_t(layer)];
         compression_->begin_layer(layer_.shape);
     }
 
     // A chunk of the layer was read: its keys and values are in the cache, its queries in chunk_queries().
     void finish_chunk(std::uint32_t begin, std::uint32_t end) {
+        if (parameters_.slides(model_layer_)) return;
         const std::uint32_t n = layer_.shape.tokens, first = n - layer_.window;
         const std::size_t d = std::size_t(parameters_.head_dim);
         for (std::uint32_t position = std::max(begin, first); position < end; ++position)
@@ -66,28 +78,40 @@ class Compressor {
     }
 
     void finish_layer(const PackedMatrix& output) {
+        if (parameters_.slides(model_layer_)) return keep_window();
         show_layer(output);
         compression_->finish_layer(observer_, [&](int layer, int head, std::span<const std::uint32_t> kept) {
-            cache_.retain(layer, head, kept);
+            cache_.retain(global_layers_[std::size_t(layer)], head, kept);
         });
     }
 
   private:
     std::size_t row() const { return std::size_t(parameters_.heads) * std::size_t(parameters_.head_dim); }
 
+    // A sliding layer keeps what the next tokens see.
+    void keep_window() {
+        for (int h = 0; h < parameters_.kv_heads; ++h) {
+            const std::uint32_t length = cache_.length(model_layer_, h);
+            std::vector<std::uint32_t> slots(std::min(length, parameters_.sliding_window));
+            std::iota(slots.begin(), slots.end(), length - std::uint32_t(slots.size()));
+            cache_.retain(model_layer_, h, slots);
+        }
+    }
+
     void show_layer(const PackedMatrix& output) {
         layer_.pages.clear();
-        for (int h = 0; h < parameters_.kv_heads; ++h)
-            layer_.pages.push_back(cache_.pages(layer_.shape.layer, h));
+        for (int h = 0; h < parameters_.kv_heads; ++h) layer_.pages.push_back(cache_.pages(model_layer_, h));
         layer_.window_queries = window_queries_.data();
         layer_.output = output;
-        if (grams_ && output.panels != nullptr) layer_.grams = grams_->layer(layer_.shape.layer, output);
+        if (grams_ && output.panels != nullptr) layer_.grams = grams_->layer(model_layer_, output);
         observer_.show(layer_);
     }
 
     const HyperParameters& parameters_;
     RaggedCache& cache_;
-    Rotation rotation_;
+    std::vector<Rotation> rotations_;  // [layers]
+    std::vector<int> global_layers_;   // the model's numbers of layers that eviction works on
+    int model_layer_ = 0;
     Observer observer_;
     ObservedLayer layer_;
     std::optional<Compression> compression_;
@@ -96,14 +120,17 @@ class Compressor {
     std::vector<float> window_queries_;  // [heads, window, head_dim]
 };
 
-void summarize(const RaggedCache& cache, ReadReport& report) {
-    report.kept_least = cache.length(0, 0);
+void summarize(const HyperParameters& p, const RaggedCache& cache, ReadReport& report) {
+    report.kept_least = report.tokens;
+    std::size_t total = 0;
     for (int l = 0; l < cache.layers(); ++l)
-        for (int h = 0; h < cache.kv_heads(); ++h) {
+        for (int h = 0; h < cache.kv_heads() && !p.slides(l); ++h) {
             report.kept_least = std::min(report.kept_least, cache.length(l, h));
             report.kept_most = std::max(report.kept_most, cache.length(l, h));
+            total += cache.length(l, h);
         }
-    report.kept_mean = double(cache.entries()) / double(cache.layers() * cache.kv_heads());
+    report.sliding_layers = p.layers - p.global_layers();
+    report.kept_mean = double(total) / std::max(1, p.global_layers() * cache.kv_heads());
     report.kv_bytes = cache.bytes();
 }
 
@@ -164,7 +191,7 @@ Context read_context(const Model& model, Compute& compute, std::span<const int> 
     report.prefill_seconds = watch.seconds() - report.compression_seconds;
     report.peak_bytes = memory_most - memory_before;
     report.note = compressor.note();
-    summarize(cache, report);
+    summarize(p, cache, report);
     const float* last = hidden + std::size_t(n - 1) * std::size_t(p.hidden);
     return {std::move(cache), std::move(report), {last, last + p.hidden}};
 }

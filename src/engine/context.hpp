@@ -32,8 +32,9 @@ struct ReadProgress {
 
 struct ReadReport {
     std::uint32_t tokens = 0;
-    std::uint32_t kept_least = 0, kept_most = 0;  // of a head
+    std::uint32_t kept_least = 0, kept_most = 0;  // of a head, sliding layers aside
     double kept_mean = 0;
+    int sliding_layers = 0;    // keep their window, whatever the method
     std::size_t kv_bytes = 0;  // of the kept pages
     MemoryPlan plan;
     std::size_t peak_bytes = 0;  // most resident above what was at the start, mapped files aside

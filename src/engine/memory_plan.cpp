@@ -12,19 +12,21 @@ namespace holdfast {
 
 LayerShape layer_shape(const HyperParameters& p, std::uint32_t tokens) {
     LayerShape shape;
-    shape.layers = p.layers;
+    shape.layers = p.global_layers();
     shape.kv_heads = p.kv_heads;
     shape.group = p.group();
     shape.head_dim = p.head_dim;
     shape.tokens = tokens;
-    shape.scale = p.attention_scale();
+    shape.scale = p.attention_scale;
+    shape.soft_cap = p.attention_soft_cap;
     return shape;
 }
 
 MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, const Method& method, const Budget& budget,
                        std::uint32_t chunk, int threads) {
     const HyperParameters& p = model.parameters();
-    const std::size_t heads = std::size_t(p.layers) * std::size_t(p.kv_heads);
+    const std::size_t global_heads = std::size_t(p.global_layers()) * std::size_t(p.kv_heads);
+    const std::size_t sliding_heads = std::size_t(p.layers) * std::size_t(p.kv_heads) - global_heads;
     const std::size_t entry = RaggedCache::entry_bytes(p.head_dim);
     MemoryPlan plan;
     plan.weights = model.mapped_bytes();
@@ -41,8 +43,10 @@ MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, const Method& m
         if (method.critical() != Critical::none && method.settings().vnorm == ValueNorm::gram)
             plan.layer_work += GramStore::bytes_for(p);
     }
-    plan.kv_full = heads * tokens * entry;
-    plan.kv_kept = Compression::kept_entries(method, budget, layer_shape(p, tokens)) * entry;
+    plan.kv_sliding = sliding_heads * std::min(tokens, p.sliding_window) * entry;
+    plan.kv_full = global_heads * tokens * entry + plan.kv_sliding;
+    plan.kv_kept =
+        Compression::kept_entries(method, budget, layer_shape(p, tokens)) * entry + plan.kv_sliding;
     return plan;
 }
 

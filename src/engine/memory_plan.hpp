@@ -17,8 +17,9 @@ struct MemoryPlan {
     std::size_t layer_kv = 0;       // one layer's keys and values before eviction
     std::size_t layer_weights = 0;  // one layer's matrices in fp32
     std::size_t layer_work = 0;     // activations of a chunk, observation of a layer
-    std::size_t kv_full = 0;        // the whole cache, nothing evicted
-    std::size_t kv_kept = 0;        // the cache at the budget
+    std::size_t kv_full = 0;     // the whole cache, nothing evicted but what sliding layers never see again
+    std::size_t kv_kept = 0;     // the cache at the budget
+    std::size_t kv_sliding = 0;  // of both, the windows of sliding layers
 
     std::size_t layer_scratch() const { return layer_kv + layer_weights + layer_work; }
     // Above the weights, at the most.
@@ -29,7 +30,8 @@ struct MemoryPlan {
 MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, const Method& method, const Budget& budget,
                        std::uint32_t chunk, int threads);
 
-// Of one layer of a context of `tokens` tokens.
+// Of one layer of a context of `tokens` tokens; `layers` counts those that eviction works on: not sliding
+// ones.
 LayerShape layer_shape(const HyperParameters& parameters, std::uint32_t tokens);
 
 // Throws Error that names the plan's largest part and a remedy if the system hasn't as much to give.

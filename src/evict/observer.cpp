@@ -69,6 +69,7 @@ void Observer::attend(int head, int rows, std::uint32_t slots,
         task.head_dim = layer_.shape.head_dim;
         task.query = queries_.as<float>();
         task.pages = layer_.pages[std::size_t(head)];
+        task.soft_cap = layer_.shape.soft_cap;
         task.slot_begin = std::uint32_t(index) * columns_of_task;
         task.slot_end = std::min(slots, task.slot_begin + columns_of_task);
         score_slots(task, weights_.as<float>(), stride, workspace(thread, rows));

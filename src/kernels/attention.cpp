@@ -26,6 +26,21 @@ HWY_INLINE void PrefetchHalfPage(const fp16_t* half, int head_dim) {
     for (int i = 0; i < page_tokens * head_dim; i += line) hwy::Prefetch(half + i);
 }
 
+// scores [rows, stride] of the slots of one page, cap · tanh(score / cap).
+// tanh x = (1 - e) / (1 + e) · sign x with e = exp(-2 |x|).
+void CapScores(const AttentionTask& task, float* scores, std::size_t stride) {
+    const Floats d;
+    const Vector cap = hn::Set(d, task.soft_cap), one = hn::Set(d, 1.0f);
+    for (int r = 0; r < task.rows; ++r)
+        for (int i = 0; i < page_tokens; i += kLanes) {
+            float* at = scores + std::size_t(r) * stride + i;
+            const Vector x = hn::Div(hn::LoadU(d, at), cap);
+            const Vector e = ExpNonPositive(hn::Mul(hn::Abs(x), hn::Set(d, -2.0f)));
+            const Vector magnitude = hn::Div(hn::Sub(one, e), hn::Add(one, e));
+            hn::StoreU(hn::Mul(hn::CopySign(magnitude, x), cap), d, at);
+        }
+}
+
 // scores [rows, stride] of the slots of one page.
 HWY_INLINE void ScorePage(const AttentionTask& task, const fp16_t* page, float* scores, std::size_t stride,
                           float* promoted) {
@@ -36,6 +51,7 @@ HWY_INLINE void ScorePage(const AttentionTask& task, const fp16_t* page, float* 
     } else {
         PanelRows(task.rows, depth, task.query, depth, page_keys(page), page_tokens, scores, stride, false);
     }
+    if (task.soft_cap > 0) CapScores(task, scores, stride);
 }
 
 // output [rows, padded_head_dim] += weights [rows, attention_block] · the first `tokens` values of a page.
@@ -64,15 +80,16 @@ HWY_INLINE void AddValues(const AttentionTask& task, const fp16_t* page, std::si
                   stride, true);
 }
 
-// Scores of one row's block → weights exp(score - new maximum), 0 from `seen` on; updates the row's
-// maximum, sum and output.
-HWY_INLINE void AdvanceRow(float* scores, std::uint32_t seen, std::uint32_t columns, float& maximum,
-                           float& sum, float* output, int padded) {
+// Scores of one row's block → weights exp(score - new maximum), 0 before `first` and from `seen` on; updates
+// the row's maximum, sum and output.
+HWY_INLINE void AdvanceRow(float* scores, std::uint32_t first, std::uint32_t seen, std::uint32_t columns,
+                           float& maximum, float& sum, float* output, int padded) {
     const Floats d;
-    if (seen == 0) {
+    if (seen <= first) {
         std::fill(scores, scores + columns, 0.0f);
         return;
     }
+    std::fill(scores, scores + first, kNone);
     std::fill(scores + seen, scores + columns, kNone);
     Vector best = hn::LoadU(d, scores);
     for (std::uint32_t i = kLanes; i < columns; i += kLanes) best = hn::Max(best, hn::LoadU(d, scores + i));
@@ -119,7 +136,9 @@ void Attend(const AttentionTask& task, const AttentionPartial& result, float* wo
         for (int r = 0; r < task.rows; ++r) {
             const std::uint32_t visible = task.visible[r];
             const std::uint32_t seen = visible <= begin ? 0 : std::min(count, visible - begin);
-            AdvanceRow(scores + std::size_t(r) * attention_block, seen, pages * page_tokens,
+            const std::uint32_t from = task.first == nullptr ? 0 : task.first[r];
+            const std::uint32_t skipped = from <= begin ? 0 : std::min(count, from - begin);
+            AdvanceRow(scores + std::size_t(r) * attention_block, skipped, seen, pages * page_tokens,
                        result.maximum[r], result.sum[r], result.output + std::size_t(r) * std::size_t(padded),
                        padded);
         }

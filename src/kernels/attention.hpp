@@ -18,7 +18,9 @@ struct AttentionTask {
     int rows = 0;
     int head_dim = 0;
     const float* query = nullptr;            // [rows, head_dim], rotated and multiplied by the scale
-    const std::uint32_t* visible = nullptr;  // [rows]: row r attends to slots below visible[r]
+    const std::uint32_t* visible = nullptr;  // [rows]: row r attends to slots below visible[r] …
+    const std::uint32_t* first = nullptr;    // [rows]: … from first[r] on; null: from 0
+    float soft_cap = 0;                      // scores become cap · tanh(score / cap); 0: as they are
     const fp16_t* const* pages = nullptr;    // the whole list; slot s lies in pages[s / 32]
     std::uint32_t slot_begin = 0;            // a multiple of attention_block
     std::uint32_t slot_end = 0;
@@ -46,7 +48,7 @@ void attend(const AttentionTask& task, const AttentionPartial& result, float* wo
 // output [head_dim]; partials [count]: of each, row `row`.
 void combine_partials(std::span<const AttentionPartial> partials, int row, int head_dim, float* output);
 
-// Raw scores: scores[r · stride + s] = query[r] · key[s] for slots [slot_begin, slot_end), slot_begin a
+// Scores, capped: scores[r · stride + s] = query[r] · key[s] for slots [slot_begin, slot_end), slot_begin a
 // multiple of 32; stride at least slot_end rounded up to 32. workspace as for attend().
 void score_slots(const AttentionTask& task, float* scores, std::size_t stride, float* workspace);
 

@@ -36,9 +36,9 @@ struct Partition {
         return {memory, maximum, maximum + rows};
     }
     std::size_t query_floats() const { return round16(std::size_t(rows) * std::size_t(head_dim)); }
-    std::size_t visible_floats() const { return round16(std::size_t(rows)); }
+    std::size_t range_floats() const { return round16(2 * std::size_t(rows)); }
     std::size_t thread_floats() const {
-        return query_floats() + visible_floats() + partial_floats() + attention_workspace(rows, head_dim);
+        return query_floats() + range_floats() + partial_floats() + attention_workspace(rows, head_dim);
     }
 };
 
@@ -75,9 +75,10 @@ void store(ggml_tensor* result, int thread, int threads, void* userdata) {
     }
 }
 
-// The query rows of a task: token-major, then the group's heads; multiplied by the scale.
+// The query rows of a task: token-major, then the group's heads; multiplied by the scale. They see the slots
+// [first, visible).
 void gather_queries(const AttentionCall& call, const Partition& cut, const ggml_tensor* query, int head,
-                    int first_token, int tokens, float* rows, std::uint32_t* visible) {
+                    int first_token, int tokens, float* rows, std::uint32_t* first, std::uint32_t* visible) {
     const std::uint32_t length = call.cache->length(call.layer, head);
     for (int t = 0; t < tokens; ++t)
         for (int g = 0; g < cut.group; ++g) {
@@ -85,7 +86,11 @@ void gather_queries(const AttentionCall& call, const Partition& cut, const ggml_
                                 (head * cut.group + g) * cut.head_dim;
             float* to = rows + (t * cut.group + g) * cut.head_dim;
             for (int i = 0; i < cut.head_dim; ++i) to[i] = from[i] * call.scale;
-            visible[t * cut.group + g] = length - std::uint32_t(cut.tokens - first_token - t) + 1;
+            const std::uint32_t end = length - std::uint32_t(cut.tokens - first_token - t) + 1;
+            visible[t * cut.group + g] = end;
+            // In a sliding layer the last tokens are there, one a slot.
+            first[t * cut.group + g] =
+                call.sliding_window == 0 ? 0 : end - std::min(end, call.sliding_window);
         }
 }
 
@@ -109,7 +114,8 @@ void attend_tasks(ggml_tensor* result, int thread, int, void* userdata) {
     float* memory = call.scratch->threads.as<float>() + std::size_t(thread) * cut.thread_floats();
     float* rows = memory;
     auto* visible = reinterpret_cast<std::uint32_t*>(memory + cut.query_floats());
-    float* own_partial = memory + cut.query_floats() + cut.visible_floats();
+    std::uint32_t* first = visible + cut.rows;
+    float* own_partial = memory + cut.query_floats() + cut.range_floats();
     float* workspace = own_partial + cut.partial_floats();
 
     const int count = cache.kv_heads() * cut.blocks * splits;
@@ -119,16 +125,19 @@ void attend_tasks(ggml_tensor* result, int thread, int, void* userdata) {
         const int head = task_index / splits % cache.kv_heads(), split = task_index % splits;
         const int first_token = block * cut.block_tokens;
         const int tokens = std::min(cut.block_tokens, cut.tokens - first_token);
-        gather_queries(call, cut, query, head, first_token, tokens, rows, visible);
+        gather_queries(call, cut, query, head, first_token, tokens, rows, first, visible);
 
         AttentionTask task;
         task.rows = tokens * cut.group;
         task.head_dim = cut.head_dim;
         task.query = rows;
         task.visible = visible;
+        if (call.sliding_window > 0) task.first = first;
+        task.soft_cap = call.soft_cap;
         task.pages = cache.pages(call.layer, head);
         const std::uint32_t seen = visible[task.rows - 1];
-        task.slot_begin = call.split ? std::min(seen, std::uint32_t(split) * split_slots) : 0;
+        task.slot_begin = call.split ? std::min(seen, std::uint32_t(split) * split_slots)
+                                     : first[0] / attention_block * attention_block;
         task.slot_end = call.split ? std::min(seen, std::uint32_t(split + 1) * split_slots) : seen;
         if (call.split) {
             float* shared =

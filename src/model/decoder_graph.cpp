@@ -51,57 +51,143 @@ class Builder {
                                       : ggml_add(context_, product, const_cast<ggml_tensor*>(linear.bias));
     }
 
-    // x [head_dim · heads, tokens]
-    ggml_tensor* rotate(ggml_tensor* x, int heads, ggml_tensor* positions) const {
+    // x [head_dim · heads, tokens] → [head_dim, heads, tokens], normalized where the model does that,
+    // rotated.
+    ggml_tensor* head_states(ggml_tensor* x, int heads, ggml_tensor* norm_weight, int layer,
+                             ggml_tensor* positions) const {
         const HyperParameters& p = model_.parameters();
-        const Rope& r = p.rope;
-        return ggml_rope_ext(context_, ggml_reshape_3d(context_, x, p.head_dim, heads, positions->ne[0]),
-                             positions, model_.rope_factors, p.head_dim, p.architecture.rope_mode,
-                             int(r.original_context), r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor,
-                             r.beta_fast, r.beta_slow);
+        if (p.architecture.head_norm == HeadNorm::whole_row) x = norm(x, norm_weight);
+        x = ggml_reshape_3d(context_, x, p.head_dim, heads, positions->ne[0]);
+        if (p.architecture.head_norm == HeadNorm::each_head) x = norm(x, norm_weight);
+        return p.rotates(layer) ? rotate(x, layer, positions) : x;
     }
 
-    // products: room for seven, or null for the weights as they are.
+    // x [head_dim, heads, tokens]
+    ggml_tensor* rotate(ggml_tensor* x, int layer, ggml_tensor* positions) const {
+        const HyperParameters& p = model_.parameters();
+        const Rope& r = p.rope_of(layer);
+        return ggml_rope_ext(context_, x, positions, p.slides(layer) ? nullptr : model_.rope_factors,
+                             p.rotated, p.architecture.rope_mode, int(r.original_context), r.freq_base,
+                             r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow);
+    }
+
+    // products: room for `products_of_layer`, or null for the weights as they are.
     ggml_tensor* layer(int index, ggml_tensor* hidden, ggml_tensor* positions, AttentionCall* call,
                        const ExpandedLayer* expanded, ExpandedProduct* products) const {
         const HyperParameters& p = model_.parameters();
         const LayerWeights& w = model_.layers[std::size_t(index)];
-        const std::int64_t tokens = hidden->ne[1];
-        const auto multiply = [&](const Linear& weights, const PackedMatrix* packed, ggml_tensor* x) {
+        const auto multiply = [&](const Linear& weights, PackedMatrix ExpandedLayer::*member,
+                                  ggml_tensor* x) {
             if (expanded == nullptr) return linear(weights, x);
-            products->weights = packed;
-            products->bias = weights.bias_data();
-            return ggml_custom_4d(context_, GGML_TYPE_F32, packed->outputs, tokens, 1, 1, &x, 1,
-                                  expanded_product, GGML_N_TASKS_MAX, products++);
+            ExpandedProduct* product = products++;
+            product->weights = &(expanded->*member);
+            product->bias = weights.bias_data();
+            return ggml_custom_4d(context_, GGML_TYPE_F32, product->weights->outputs, x->ne[1], 1, 1, &x, 1,
+                                  expanded_product, GGML_N_TASKS_MAX, product);
         };
-        const auto packed = [&](PackedMatrix ExpandedLayer::*member) {
-            return expanded == nullptr ? nullptr : &(expanded->*member);
+        const auto before = [&](ggml_tensor* weight) {
+            return weight == nullptr ? hidden : norm(hidden, weight);
         };
-        ggml_tensor* x = norm(hidden, w.attention_norm);
-        ggml_tensor* query = rotate(multiply(w.query, packed(&ExpandedLayer::query), x), p.heads, positions);
-        ggml_tensor* key = rotate(multiply(w.key, packed(&ExpandedLayer::key), x), p.kv_heads, positions);
-        ggml_tensor* value = multiply(w.value, packed(&ExpandedLayer::value), x);
-        x = attention_nodes(context_, call, query, key, value);
-        hidden = ggml_add_inplace(context_, hidden, multiply(w.output, packed(&ExpandedLayer::output), x));
+        const auto add = [&](ggml_tensor* x, ggml_tensor* post_norm) {
+            if (post_norm != nullptr) x = norm(x, post_norm);
+            if (p.residual_scale != 1) x = ggml_scale(context_, x, p.residual_scale);
+            hidden = ggml_add_inplace(context_, hidden, x);
+        };
+        const auto feed_forward = [&](ggml_tensor* gate, ggml_tensor* up) {
+            return p.architecture.activation == Activation::gelu ? ggml_geglu_split(context_, gate, up)
+                                                                 : ggml_swiglu_split(context_, gate, up);
+        };
 
-        x = norm(hidden, w.feed_forward_norm);
-        ggml_tensor* gate = multiply(w.gate, packed(&ExpandedLayer::gate), x);
-        ggml_tensor* up = multiply(w.up, packed(&ExpandedLayer::up), x);
-        x = multiply(w.down, packed(&ExpandedLayer::down), ggml_swiglu_split(context_, gate, up));
-        return ggml_add_inplace(context_, hidden, x);
+        ggml_tensor* x = before(w.attention_norm);
+        ggml_tensor* query = multiply(w.query, &ExpandedLayer::query, x);
+        ggml_tensor* key = multiply(w.key, &ExpandedLayer::key, x);
+        ggml_tensor* value = multiply(w.value, &ExpandedLayer::value, x);
+        query = head_states(query, p.heads, w.query_norm, index, positions);
+        key = head_states(key, p.kv_heads, w.key_norm, index, positions);
+        x = attention_nodes(context_, call, query, key, value);
+        add(multiply(w.output, &ExpandedLayer::output, x), w.attention_post_norm);
+
+        x = before(w.feed_forward_norm);
+        ggml_tensor* result = nullptr;
+        if (w.router) {
+            result = experts(w, x);
+            if (w.shared_up) {
+                ggml_tensor* gate = multiply(w.shared_gate, &ExpandedLayer::shared_gate, x);
+                ggml_tensor* up = multiply(w.shared_up, &ExpandedLayer::shared_up, x);
+                ggml_tensor* shared =
+                    multiply(w.shared_down, &ExpandedLayer::shared_down, feed_forward(gate, up));
+                if (w.shared_router)
+                    shared = ggml_mul(context_, shared, ggml_sigmoid(context_, linear(w.shared_router, x)));
+                result = ggml_add(context_, result, shared);
+            }
+        } else {
+            ggml_tensor* gate = multiply(w.gate, &ExpandedLayer::gate, x);
+            ggml_tensor* up = multiply(w.up, &ExpandedLayer::up, x);
+            result = multiply(w.down, &ExpandedLayer::down, feed_forward(gate, up));
+        }
+        add(result, w.feed_forward_post_norm);
+        return hidden;
+    }
+
+    ggml_tensor* embed(ggml_tensor* ids) const {
+        ggml_tensor* hidden = ggml_get_rows(context_, model_.embedding, ids);
+        const float scale = model_.parameters().embedding_scale;
+        return scale == 1 ? hidden : ggml_scale(context_, hidden, scale);
     }
 
     ggml_tensor* logits(ggml_tensor* hidden) const {
-        return linear(model_.output, norm(hidden, model_.output_norm));
+        const HyperParameters& p = model_.parameters();
+        ggml_tensor* x = linear(model_.output, norm(hidden, model_.output_norm));
+        if (p.logit_scale != 1) x = ggml_scale(context_, x, p.logit_scale);
+        if (p.final_soft_cap != 0) {
+            x = ggml_tanh(context_, ggml_scale(context_, x, 1 / p.final_soft_cap));
+            x = ggml_scale(context_, x, p.final_soft_cap);
+        }
+        return x;
     }
 
   private:
+    // The mixture's best experts for each token, weighted by the router.
+    ggml_tensor* experts(const LayerWeights& w, ggml_tensor* x) const {
+        const HyperParameters& p = model_.parameters();
+        const std::int64_t tokens = x->ne[1], used = p.experts_used;
+        ggml_tensor* shares = ggml_soft_max(context_, linear(w.router, x));
+        ggml_tensor* chosen = ggml_argsort_top_k(context_, shares, int(used));
+        ggml_tensor* weights =
+            ggml_get_rows(context_, ggml_reshape_3d(context_, shares, 1, p.experts, tokens), chosen);
+        if (p.architecture.expert_weights_sum_to_1) {
+            constexpr float least = 0x1p-14f;  // against division by zero
+            weights = ggml_reshape_2d(context_, weights, used, tokens);
+            weights = ggml_div(context_, weights,
+                               ggml_clamp(context_, ggml_sum_rows(context_, weights), least, INFINITY));
+            weights = ggml_reshape_3d(context_, weights, 1, used, tokens);
+        }
+        if (p.expert_weights_scale != 1) weights = ggml_scale(context_, weights, p.expert_weights_scale);
+
+        x = ggml_reshape_3d(context_, x, p.hidden, 1, tokens);
+        ggml_tensor* up = ggml_mul_mat_id(context_, w.up_experts, x, chosen);  // [inner, used, tokens]
+        ggml_tensor* gate = ggml_mul_mat_id(context_, w.gate_experts, x, chosen);
+        x = ggml_mul_mat_id(context_, w.down_experts, ggml_swiglu_split(context_, gate, up), chosen);
+        x = ggml_mul(context_, x, weights);
+        ggml_tensor* sum = nullptr;
+        for (std::int64_t i = 0; i < used; ++i) {
+            ggml_tensor* one =
+                ggml_view_2d(context_, x, p.hidden, tokens, x->nb[2], std::size_t(i) * x->nb[1]);
+            sum = sum == nullptr ? one : ggml_add(context_, sum, one);
+        }
+        return used == 1 ? ggml_cont(context_, sum) : sum;
+    }
+
     ggml_context* context_;
     const Model& model_;
 };
 
-constexpr int products_of_layer = 7;
-constexpr int nodes_of_layer = 40;  // an upper bound
+constexpr int products_of_layer = 10;
+
+// An upper bound.
+int nodes_of_layer(const Model& model) {
+    return 64 + 2 * model.parameters().experts_used;
+}
 
 ggml_context_ptr graph_context(int nodes) {
     const std::size_t bytes = ggml_tensor_overhead() * std::size_t(nodes + 16) +
@@ -127,19 +213,35 @@ void allocate(const ggml_gallocr_ptr& allocator, ggml_cgraph* graph) {
 
 // The graph of one layer over `tokens` tokens with expanded weights.
 struct OneLayer {
-    ggml_context_ptr context = graph_context(nodes_of_layer);
+    ggml_context_ptr context;
     ggml_cgraph* graph = nullptr;
     ExpandedProduct products[products_of_layer];
 
     OneLayer(const Model& model, const ExpandedLayer& weights, int layer, AttentionCall* call, float* hidden,
-             std::int32_t* positions, int tokens) {
+             std::int32_t* positions, int tokens)
+        : context(graph_context(nodes_of_layer(model))) {
         ggml_tensor* h = external(context.get(), GGML_TYPE_F32, model.parameters().hidden, tokens, hidden);
         ggml_tensor* p = external(context.get(), GGML_TYPE_I32, tokens, 1, positions);
         ggml_tensor* result = Builder(context.get(), model).layer(layer, h, p, call, &weights, products);
-        graph = ggml_new_graph_custom(context.get(), nodes_of_layer, false);
+        graph = ggml_new_graph_custom(context.get(), std::size_t(nodes_of_layer(model)), false);
         ggml_build_forward_expand(graph, result);
     }
 };
+
+// What a call knows from the model.
+void set_model(AttentionCall& call, const HyperParameters& p, int layer) {
+    call.layer = layer;
+    call.heads = p.heads;
+    call.scale = p.attention_scale;
+    call.soft_cap = p.attention_soft_cap;
+    call.sliding_window = p.slides(layer) ? p.sliding_window : 0;
+}
+
+// What tokens from `position` on no longer see of a sliding layer is freed.
+void drop_unseen(RaggedCache& cache, const AttentionCall& call, std::uint32_t position) {
+    if (call.sliding_window > 0 && position + 1 > call.sliding_window)
+        cache.drop_before(call.layer, position + 1 - call.sliding_window);
+}
 
 }  // namespace
 
@@ -160,15 +262,13 @@ void LayerGraph::run(const ExpandedLayer& weights, int layer, float* hidden, int
     const HyperParameters& p = state.model.parameters();
     state.positions.resize(std::size_t(tokens));
     std::iota(state.positions.begin(), state.positions.end(), std::int32_t(first_position));
-    cache.append(layer, first_position, std::uint32_t(tokens));
-
     AttentionCall call;
+    set_model(call, p, layer);
     call.cache = &cache;
-    call.layer = layer;
-    call.heads = p.heads;
-    call.scale = p.attention_scale();
     call.first_position = first_position;
     call.queries = queries;
+    drop_unseen(cache, call, first_position);
+    cache.append(layer, first_position, std::uint32_t(tokens));
     call.scratch = &state.scratch;
     state.scratch.prepare(call, tokens, state.compute.threads());
 
@@ -210,7 +310,7 @@ struct DecoderGraph::State {
 
     void build(std::int64_t count) {
         const HyperParameters& p = model.parameters();
-        const int nodes = nodes_of_layer * (p.layers + 1);
+        const int nodes = nodes_of_layer(model) * (p.layers + 1);
         tokens = 0;  // nothing to reuse if this throws
         context = graph_context(nodes);
         ids = ggml_new_tensor_1d(context.get(), GGML_TYPE_I32, count);
@@ -218,12 +318,10 @@ struct DecoderGraph::State {
         ggml_set_input(ids);
         ggml_set_input(positions);
         const Builder builder(context.get(), model);
-        ggml_tensor* hidden = ggml_get_rows(context.get(), model.embedding, ids);
+        ggml_tensor* hidden = builder.embed(ids);
         for (int l = 0; l < p.layers; ++l) {
             AttentionCall& call = calls[std::size_t(l)];
-            call.layer = l;
-            call.heads = p.heads;
-            call.scale = p.attention_scale();
+            set_model(call, p, l);
             call.split = true;
             call.scratch = &scratch;
             hidden = builder.layer(l, hidden, positions, &call, nullptr, nullptr);
@@ -255,6 +353,7 @@ std::span<const float> DecoderGraph::run(std::span<const int> tokens, RaggedCach
         call.queries = queries == nullptr ? nullptr
                                           : queries + std::size_t(l) * tokens.size() *
                                                           std::size_t(call.heads * cache.head_dim());
+        drop_unseen(cache, call, first);
         cache.append(l, first, std::uint32_t(tokens.size()));
         state.scratch.prepare(call, int(tokens.size()), state.compute.threads());
     }
@@ -266,23 +365,24 @@ std::span<const float> DecoderGraph::run(std::span<const int> tokens, RaggedCach
     return {static_cast<const float*>(state.result->data), std::size_t(state.result->ne[0])};
 }
 
-Rotation measure_rotation(const Model& model, Compute& compute) {
+Rotation measure_rotation(const Model& model, Compute& compute, int layer) {
     const HyperParameters& p = model.parameters();
     Rotation rotation;
+    if (!p.rotates(layer)) return rotation;
     rotation.neighbours = p.architecture.rope_mode == GGML_ROPE_TYPE_NORMAL;
-    const int pairs = p.head_dim / 2;
+    const int pairs = p.rotated / 2;
     const auto first = [&](int i) { return std::size_t(rotation.neighbours ? 2 * i : i); };
     const auto second = [&](int i) { return std::size_t(rotation.neighbours ? 2 * i + 1 : i + pairs); };
     // Each pair is (1, 0), so that turning it shows its angle.
     std::vector<float> vector(std::size_t(p.head_dim));
     for (int i = 0; i < pairs; ++i) vector[first(i)] = 1;
     std::int32_t position = 1;
-    const ggml_context_ptr context = graph_context(nodes_of_layer);
+    const ggml_context_ptr context = graph_context(nodes_of_layer(model));
     ggml_tensor* positions = external(context.get(), GGML_TYPE_I32, 1, 1, &position);
     ggml_tensor* input = external(context.get(), GGML_TYPE_F32, p.head_dim, 1, vector.data());
-    ggml_tensor* result = Builder(context.get(), model).rotate(input, 1, positions);
+    ggml_tensor* result = Builder(context.get(), model).rotate(input, layer, positions);
     ggml_set_output(result);
-    ggml_cgraph* graph = ggml_new_graph_custom(context.get(), nodes_of_layer, false);
+    ggml_cgraph* graph = ggml_new_graph_custom(context.get(), std::size_t(nodes_of_layer(model)), false);
     ggml_build_forward_expand(graph, result);
     const ggml_gallocr_ptr allocator = graph_allocator();
     allocate(allocator, graph);
@@ -297,10 +397,10 @@ Rotation measure_rotation(const Model& model, Compute& compute) {
 }
 
 std::vector<float> final_logits(const Model& model, Compute& compute, float* hidden) {
-    const ggml_context_ptr context = graph_context(nodes_of_layer);
+    const ggml_context_ptr context = graph_context(nodes_of_layer(model));
     ggml_tensor* input = external(context.get(), GGML_TYPE_F32, model.parameters().hidden, 1, hidden);
     ggml_tensor* result = Builder(context.get(), model).logits(input);
-    ggml_cgraph* graph = ggml_new_graph_custom(context.get(), nodes_of_layer, false);
+    ggml_cgraph* graph = ggml_new_graph_custom(context.get(), std::size_t(nodes_of_layer(model)), false);
     ggml_build_forward_expand(graph, result);
     const ggml_gallocr_ptr allocator = graph_allocator();
     allocate(allocator, graph);

@@ -48,8 +48,8 @@ class DecoderGraph {
     std::unique_ptr<State> state_;
 };
 
-// The model's rotation, as ggml computes it at position 1.
-Rotation measure_rotation(const Model& model, Compute& compute);
+// A layer's rotation, as ggml computes it at position 1.
+Rotation measure_rotation(const Model& model, Compute& compute, int layer);
 
 // The logits [vocabulary] of one token's hidden state after the last layer [hidden].
 std::vector<float> final_logits(const Model& model, Compute& compute, float* hidden);

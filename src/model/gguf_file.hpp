@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,7 +12,8 @@
 
 namespace holdfast {
 
-// A GGUF file: its key-value pairs, and its tensors mapped into memory.
+// A GGUF file: its key-value pairs, and its tensors mapped into memory. A model that was split into several
+// files (NAME-00001-of-00004.gguf) is read from all of them, given the first.
 class GgufFile {
   public:
     // Throws Error for what can't be read, isn't GGUF, or ends before its tensors do.
@@ -23,6 +25,8 @@ class GgufFile {
     std::optional<double> number(const std::string& key) const;
     std::optional<std::string> text(const std::string& key) const;
     std::optional<std::size_t> array_length(const std::string& key) const;
+    // An array of truth values, or of integers taken for such; nullopt if it is missing or no array.
+    std::optional<std::vector<bool>> booleans(const std::string& key) const;
     // Throws Error that names the file and the key if it is missing.
     double required_number(const std::string& key) const;
 
@@ -32,13 +36,19 @@ class GgufFile {
     std::size_t tensor_bytes() const { return tensor_bytes_; }
 
   private:
+    struct Part {
+        std::unique_ptr<MappedFile> file;
+        gguf_context_ptr gguf;
+        ggml_context_ptr tensors;
+        ggml_backend_buffer_ptr buffer;
+    };
+
+    void open_part(const std::string& path);
+    const gguf_context* keys() const { return parts_.front().gguf.get(); }
     std::int64_t find(const std::string& key) const;
 
     std::string path_;
-    MappedFile file_;
-    gguf_context_ptr gguf_;
-    ggml_context_ptr tensors_;
-    ggml_backend_buffer_ptr buffer_;
+    std::vector<Part> parts_;
     std::size_t tensor_bytes_ = 0;
 };
 

@@ -14,8 +14,6 @@
 
 namespace holdfast {
 
-namespace {
-
 // Looks tensors up, checks their shapes, and remembers which ones it was asked for.
 class TensorBinder {
   public:
@@ -50,6 +48,22 @@ class TensorBinder {
                         ggml_type_name(tensor->type) + ", which can't be expanded");
         return tensor;
     }
+    bool has(const std::string& name) const { return file_.tensor(name) != nullptr; }
+    // Rows [first, first + outputs) of a matrix that holds several, with their part of its bias.
+    Linear slice(const Linear& fused, int first, int outputs, ggml_context* views) {
+        Linear part;
+        part.weight = ggml_view_2d(views, const_cast<ggml_tensor*>(fused.mapped), fused.inputs(), outputs,
+                                   fused.mapped->nb[1], std::size_t(first) * fused.mapped->nb[1]);
+        part.mapped = part.weight;
+        if (fused.bias != nullptr)
+            part.bias = ggml_view_1d(views, const_cast<ggml_tensor*>(fused.bias), outputs,
+                                     std::size_t(first) * sizeof(float));
+        return part;
+    }
+    ggml_tensor* experts(const std::string& name, std::int64_t inputs, std::int64_t outputs,
+                         std::int64_t count) {
+        return required(name + ".weight", {inputs, outputs, count});
+    }
     Linear linear(const std::string& name, std::int64_t inputs, std::int64_t outputs) {
         Linear linear;
         linear.weight = matrix(name + ".weight", inputs, outputs);
@@ -69,6 +83,8 @@ class TensorBinder {
     const GgufFile& file_;
     std::set<std::string> used_;
 };
+
+namespace {
 
 // Row `row` of a matrix, as fp32.
 void read_row(const ggml_tensor* tensor, std::int64_t row, float* to) {
@@ -92,42 +108,103 @@ bool multiplies_in(ggml_backend_dev_t device, ggml_backend_buffer_type_t type, c
 
 }  // namespace
 
-Model::Model(const std::string& path, std::uint32_t context_length)
+Model::Model(const std::string& path, const ModelOptions& options)
     : file_(path), parameters_(read_hyper_parameters(file_)) {
-    extend_context(parameters_, context_length);
+    apply_options(parameters_, options);
     bind_tensors();
     repack();
 }
 
 void Model::bind_tensors() {
     const HyperParameters& p = parameters_;
-    const std::int64_t hidden = p.hidden, query = std::int64_t(p.heads) * p.head_dim,
-                       key = std::int64_t(p.kv_heads) * p.head_dim, inner = p.feed_forward;
     TensorBinder bind(file_);
-    embedding = bind.matrix("token_embd.weight", hidden, p.vocabulary);
-    output_norm = bind.vector(bind.required("output_norm.weight", {hidden}));
-    rope_factors = bind.vector(bind.optional("rope_freqs.weight", {p.head_dim / 2}));
-    if (file_.tensor("output.weight") != nullptr) {
-        output = bind.linear("output", hidden, p.vocabulary);
+    views_.reset(ggml_init({ggml_tensor_overhead() * std::size_t(p.layers) * 12, nullptr, true}));
+    embedding = bind.matrix("token_embd.weight", p.hidden, p.vocabulary);
+    output_norm = bind.vector(bind.required("output_norm.weight", {p.hidden}));
+    if (p.rope.scaling == RopeScaling::longrope) {
+        ggml_tensor* longer = bind.vector(bind.optional("rope_factors_long.weight", {p.rotated / 2}));
+        ggml_tensor* shorter = bind.vector(bind.optional("rope_factors_short.weight", {p.rotated / 2}));
+        rope_factors = p.context_length > p.rope.original_context ? longer : shorter;
+    } else {
+        rope_factors = bind.vector(bind.optional("rope_freqs.weight", {p.rotated / 2}));
+    }
+    if (bind.has("output.weight")) {
+        output = bind.linear("output", p.hidden, p.vocabulary);
     } else {
         output.weight = embedding;  // tied
         output.mapped = embedding;
     }
-    for (int l = 0; l < p.layers; ++l) {
-        const std::string block = "blk." + std::to_string(l) + ".";
-        LayerWeights layer;
-        layer.attention_norm = bind.vector(bind.required(block + "attn_norm.weight", {hidden}));
-        layer.query = bind.linear(block + "attn_q", hidden, query);
-        layer.key = bind.linear(block + "attn_k", hidden, key);
-        layer.value = bind.linear(block + "attn_v", hidden, key);
-        layer.output = bind.linear(block + "attn_output", query, hidden);
-        layer.feed_forward_norm = bind.vector(bind.required(block + "ffn_norm.weight", {hidden}));
-        layer.gate = bind.linear(block + "ffn_gate", hidden, inner);
-        layer.up = bind.linear(block + "ffn_up", hidden, inner);
-        layer.down = bind.linear(block + "ffn_down", inner, hidden);
-        layers.push_back(layer);
-    }
+    for (int l = 0; l < p.layers; ++l) layers.push_back(bind_layer(bind, l));
     bind.refuse_unused();
+}
+
+LayerWeights Model::bind_layer(TensorBinder& bind, int index) {
+    const HyperParameters& p = parameters_;
+    const Architecture& a = p.architecture;
+    const int query = p.heads * p.head_dim, key = p.kv_heads * p.head_dim;
+    const std::string block = "blk." + std::to_string(index) + ".";
+    const auto norm = [&](bool present, const char* name, std::int64_t length) {
+        return present ? bind.vector(bind.required(block + name + ".weight", {length})) : nullptr;
+    };
+    LayerWeights w;
+    w.attention_norm = norm(a.norms_before, "attn_norm", p.hidden);
+    if (bind.has(block + "attn_qkv.weight")) {
+        const Linear fused = bind.linear(block + "attn_qkv", p.hidden, query + 2 * key);
+        w.query = bind.slice(fused, 0, query, views_.get());
+        w.key = bind.slice(fused, query, key, views_.get());
+        w.value = bind.slice(fused, query + key, key, views_.get());
+    } else {
+        w.query = bind.linear(block + "attn_q", p.hidden, query);
+        w.key = bind.linear(block + "attn_k", p.hidden, key);
+        w.value = bind.linear(block + "attn_v", p.hidden, key);
+    }
+    const bool whole = a.head_norm == HeadNorm::whole_row;
+    w.query_norm = norm(a.head_norm != HeadNorm::none, "attn_q_norm", whole ? query : p.head_dim);
+    w.key_norm = norm(a.head_norm != HeadNorm::none, "attn_k_norm", whole ? key : p.head_dim);
+    w.output = bind.linear(block + "attn_output", query, p.hidden);
+    w.attention_post_norm = norm(a.norms_behind, "post_attention_norm", p.hidden);
+    w.feed_forward_norm = norm(a.norms_before, "ffn_norm", p.hidden);
+    w.feed_forward_post_norm = norm(a.norms_behind, "post_ffw_norm", p.hidden);
+
+    if (p.experts > 0) {
+        const int inner = p.expert_feed_forward > 0            ? p.expert_feed_forward
+                          : a.name == "llama" || a.multipliers ? p.feed_forward
+                                                               : p.feed_forward / p.experts_used;
+        w.router = bind.linear(block + "ffn_gate_inp", p.hidden, p.experts);
+        w.gate_experts = bind.experts(block + "ffn_gate_exps", p.hidden, inner, p.experts);
+        w.up_experts = bind.experts(block + "ffn_up_exps", p.hidden, inner, p.experts);
+        w.down_experts = bind.experts(block + "ffn_down_exps", inner, p.hidden, p.experts);
+        if (bind.has(block + "ffn_up_shexp.weight")) {
+            const int shared = p.shared_feed_forward > 0 ? p.shared_feed_forward : p.feed_forward;
+            w.shared_gate = bind.linear(block + "ffn_gate_shexp", p.hidden, shared);
+            w.shared_up = bind.linear(block + "ffn_up_shexp", p.hidden, shared);
+            w.shared_down = bind.linear(block + "ffn_down_shexp", shared, p.hidden);
+            if (a.shared_expert_gate) {
+                w.shared_router.weight = bind.required(block + "ffn_gate_inp_shexp.weight", {p.hidden});
+                w.shared_router.mapped = w.shared_router.weight;
+            }
+        }
+    } else if (a.fused) {
+        const Linear fused = bind.linear(block + "ffn_up", p.hidden, 2 * p.feed_forward);
+        w.gate = bind.slice(fused, 0, p.feed_forward, views_.get());
+        w.up = bind.slice(fused, p.feed_forward, p.feed_forward, views_.get());
+        w.down = bind.linear(block + "ffn_down", p.feed_forward, p.hidden);
+    } else {
+        w.gate = bind.linear(block + "ffn_gate", p.hidden, p.feed_forward);
+        w.up = bind.linear(block + "ffn_up", p.hidden, p.feed_forward);
+        w.down = bind.linear(block + "ffn_down", p.feed_forward, p.hidden);
+    }
+    return w;
+}
+
+// Those that few tokens are multiplied with.
+std::vector<Linear*> Model::matrices() {
+    std::vector<Linear*> all = {&output};
+    for (LayerWeights& w : layers)
+        for (Linear* linear : {&w.query, &w.key, &w.value, &w.output, &w.gate, &w.up, &w.down, &w.shared_gate,
+                               &w.shared_up, &w.shared_down})
+            if (*linear) all.push_back(linear);
+    return all;
 }
 
 // Copies matrices into the CPU's own layouts where ggml has one for their type and this processor.
@@ -140,17 +217,13 @@ void Model::repack() {
     ggml_backend_buffer_type_t* types = extra_types(device);
     if (types == nullptr) return;
 
-    std::vector<Linear*> matrices = {&output};
-    for (LayerWeights& layer : layers)
-        for (Linear* linear :
-             {&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up, &layer.down})
-            matrices.push_back(linear);
-    repacked_.reset(ggml_init({ggml_tensor_overhead() * matrices.size(), nullptr, true}));
+    const std::vector<Linear*> all = matrices();
+    repacked_.reset(ggml_init({ggml_tensor_overhead() * all.size(), nullptr, true}));
     for (; *types != nullptr; ++types) {
         std::vector<std::pair<Linear*, ggml_tensor*>> fitting;
         std::size_t bytes = 0;
         const std::size_t alignment = ggml_backend_buft_get_alignment(*types);
-        for (Linear* linear : matrices) {
+        for (Linear* linear : all) {
             if (linear->weight != linear->mapped || !multiplies_in(device, *types, linear->mapped)) continue;
             ggml_tensor* copy = ggml_new_tensor_2d(repacked_.get(), linear->mapped->type, linear->inputs(),
                                                    linear->outputs());
@@ -207,16 +280,18 @@ std::string Model::fingerprint() const {
 
 void Model::embed(int token, float* to) const {
     read_row(embedding, token, to);
+    if (parameters_.embedding_scale != 1)
+        for (int i = 0; i < parameters_.hidden; ++i) to[i] *= parameters_.embedding_scale;
 }
 
-std::array<ExpandedLayer::Pair, 7> ExpandedLayer::pairs(const LayerWeights& w) {
-    return {{{&query, &w.query},
-             {&key, &w.key},
-             {&value, &w.value},
-             {&output, &w.output},
-             {&gate, &w.gate},
-             {&up, &w.up},
-             {&down, &w.down}}};
+std::vector<ExpandedLayer::Pair> ExpandedLayer::pairs(const LayerWeights& w) {
+    std::vector<Pair> present;
+    for (const Pair& pair :
+         {Pair{&query, &w.query}, Pair{&key, &w.key}, Pair{&value, &w.value}, Pair{&output, &w.output},
+          Pair{&gate, &w.gate}, Pair{&up, &w.up}, Pair{&down, &w.down}, Pair{&shared_gate, &w.shared_gate},
+          Pair{&shared_up, &w.shared_up}, Pair{&shared_down, &w.shared_down}})
+        if (*pair.linear) present.push_back(pair);
+    return present;
 }
 
 std::size_t ExpandedLayer::set_shapes(const LayerWeights& weights) {
@@ -231,9 +306,11 @@ std::size_t ExpandedLayer::set_shapes(const LayerWeights& weights) {
 namespace {
 
 // A thread needs room for the 32 rows of one panel.
-std::size_t row_scratch(const LayerWeights& weights) {
-    return std::size_t(32) *
-           std::size_t(std::max({weights.query.inputs(), weights.output.inputs(), weights.down.inputs()}));
+std::size_t row_scratch(const LayerWeights& w) {
+    int most = 0;
+    for (const Linear* linear : {&w.query, &w.output, &w.down, &w.shared_down})
+        if (*linear) most = std::max(most, linear->inputs());
+    return std::size_t(32) * std::size_t(most);
 }
 
 }  // namespace

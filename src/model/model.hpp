@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,6 +19,7 @@ struct Linear {
     const ggml_tensor* mapped = nullptr;
     const ggml_tensor* bias = nullptr;  // fp32, or null
 
+    explicit operator bool() const { return mapped != nullptr; }
     int inputs() const { return int(mapped->ne[0]); }
     int outputs() const { return int(mapped->ne[1]); }
     const float* bias_data() const {
@@ -27,18 +27,25 @@ struct Linear {
     }
 };
 
+// What an architecture doesn't have is null, or a Linear without a matrix.
 struct LayerWeights {
     ggml_tensor* attention_norm = nullptr;
     Linear query, key, value, output;
+    ggml_tensor *query_norm = nullptr, *key_norm = nullptr;  // [head_dim] or [heads · head_dim]
+    ggml_tensor* attention_post_norm = nullptr;
     ggml_tensor* feed_forward_norm = nullptr;
     Linear gate, up, down;
+    Linear router;                                               // of experts [hidden, experts]
+    ggml_tensor *gate_experts = nullptr, *up_experts = nullptr;  // [hidden, inner, experts]
+    ggml_tensor* down_experts = nullptr;                         // [inner, hidden, experts]
+    Linear shared_router, shared_gate, shared_up, shared_down;   // the expert that always takes part
+    ggml_tensor* feed_forward_post_norm = nullptr;
 };
 
 // A GGUF model, its weights mapped.
 class Model {
   public:
-    // context_length: see extend_context(); 0 is the file's own.
-    explicit Model(const std::string& path, std::uint32_t context_length = 0);
+    explicit Model(const std::string& path, const ModelOptions& options = {});
 
     const std::string& path() const { return file_.path(); }
     const HyperParameters& parameters() const { return parameters_; }
@@ -49,21 +56,24 @@ class Model {
     // and last bytes of each tensor.
     std::string fingerprint() const;
 
-    // The embedding of one token: `hidden` floats.
+    // The embedding of one token, scaled as the layers expect it: `hidden` floats.
     void embed(int token, float* to) const;
 
     ggml_tensor* embedding = nullptr;     // [hidden, vocabulary]
-    ggml_tensor* rope_factors = nullptr;  // [head_dim / 2], or null
+    ggml_tensor* rope_factors = nullptr;  // [rotated / 2], or null
     ggml_tensor* output_norm = nullptr;
     Linear output;
     std::vector<LayerWeights> layers;
 
   private:
     void bind_tensors();
+    LayerWeights bind_layer(class TensorBinder& bind, int layer);
     void repack();
+    std::vector<Linear*> matrices();
 
     GgufFile file_;
     HyperParameters parameters_;
+    ggml_context_ptr views_;  // of parts of fused matrices
     ggml_context_ptr repacked_;
     std::vector<ggml_backend_buffer_ptr> repacked_buffers_;
 };
@@ -77,14 +87,16 @@ class ExpandedLayer {
     std::size_t set_shapes(const LayerWeights& weights);
     static std::size_t bytes_for(const Model& model, int threads);
 
-    PackedMatrix query, key, value, output, gate, up, down;
+    // Without a matrix where the layer has none. Experts are multiplied as they are in the file: all of a
+    // layer's at once in fp32 can be more than the model.
+    PackedMatrix query, key, value, output, gate, up, down, shared_gate, shared_up, shared_down;
 
   private:
     struct Pair {
         PackedMatrix* packed;
         const Linear* linear;
     };
-    std::array<Pair, 7> pairs(const LayerWeights& weights);
+    std::vector<Pair> pairs(const LayerWeights& weights);
 
     Buffer buffer_;
     Buffer scratch_;  // [threads][32, most inputs]
