@@ -18,7 +18,7 @@ struct LlamaReference::State {
 };
 
 LlamaReference::LlamaReference(const std::string& model_path, int context_length, int threads,
-                               float rope_scale)
+                               float rope_scale, const std::string& rope_scaling)
     : state_(new State) {
     llama_model_params model = llama_model_default_params();
     state_->model = llama_model_load_from_file(model_path.c_str(), model);
@@ -26,6 +26,8 @@ LlamaReference::LlamaReference(const std::string& model_path, int context_length
     llama_context_params context = llama_context_default_params();
     context.n_ctx = std::uint32_t(context_length);
     context.n_batch = 512;
+    if (rope_scaling == "linear") context.rope_scaling_type = LLAMA_ROPE_SCALING_TYPE_LINEAR;
+    if (rope_scaling == "yarn") context.rope_scaling_type = LLAMA_ROPE_SCALING_TYPE_YARN;
     if (rope_scale > 0) context.rope_freq_scale = 1 / rope_scale;
     context.n_threads = context.n_threads_batch = threads;
     // Its flash attention rounds queries and running sums to fp16.

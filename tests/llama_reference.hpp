@@ -10,8 +10,10 @@ namespace holdfast::testing {
 
 class LlamaReference {
   public:
-    // rope_scale: the factor to scale the context by; 0 is the file's own.
-    LlamaReference(const std::string& model_path, int context_length, int threads, float rope_scale = 0);
+    // rope_scale: the factor to scale the context by; 0 is the file's own. rope_scaling: "linear", "yarn", or
+    // the file's own.
+    LlamaReference(const std::string& model_path, int context_length, int threads, float rope_scale = 0,
+                   const std::string& rope_scaling = "");
     ~LlamaReference();
 
     // Appends tokens and returns the logits after the last one.

@@ -101,6 +101,64 @@ TEST_P(ExactLogits, EqualLibllama) {
 INSTANTIATE_TEST_SUITE_P(Llama, ExactLogits, ::testing::ValuesIn(exact_cases()),
                          [](const auto& test) { return test.param.name; });
 
+// Breaks if a model in several files is read otherwise than in one, or a missing part isn't named.
+TEST(SplitFiles, AreReadAsOne) {
+    RandomModel shape;
+    const std::string path = testing::temporary_path("whole.gguf");
+    write_random_model(path, shape);
+    const std::string first = testing::write_split_copy(path, "split", 4);
+    Compute compute(threads);
+    const Model whole(path), split(first);
+    const std::vector<int> tokens = random_tokens(50, shape.vocabulary, 1);
+    EXPECT_EQ(read_context(whole, compute, tokens, {}).last_hidden,
+              read_context(split, compute, tokens, {}).last_hidden);
+    EXPECT_EQ(whole.fingerprint(), split.fingerprint());
+    std::string second = first;
+    second.replace(second.rfind("00001-of"), 5, "00002");
+    try {
+        Model wrong(second);
+        FAIL();
+    } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("give the first"), std::string::npos);
+    }
+    std::filesystem::remove(second);
+    try {
+        Model incomplete(first);
+        FAIL();
+    } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("00002-of-00004"), std::string::npos);
+    }
+}
+
+// Breaks if a scaling that the file doesn't have is applied otherwise than libllama applies it.
+TEST(RopeOptions, EqualLibllamas) {
+    RandomModel shape;
+    const std::string path = testing::temporary_path("unscaled.gguf");
+    write_random_model(path, shape);
+    Compute compute(threads);
+    for (const char* scaling : {"linear", "yarn"}) {
+        const Model model(path, {0, scaling, 3});
+        EXPECT_EQ(model.parameters().context_length, 3u * 4096);
+        LlamaReference reference(path, 2048, threads, 3, scaling);
+        const std::vector<int> tokens = random_tokens(700, shape.vocabulary, 6);
+        Context context = read_context(model, compute, tokens, {});
+        EXPECT_LE(relative_difference(final_logits(model, compute, context.last_hidden.data()),
+                                      reference.decode(tokens)),
+                  1e-3f)
+            << scaling;
+    }
+    EXPECT_EQ(Model(path, {16384, "yarn", 0}).parameters().rope.freq_scale, 0.25f);
+    for (const ModelOptions& bad :
+         {ModelOptions{0, "ntk", 2}, ModelOptions{0, "yarn", 0}, ModelOptions{0, "none", 2},
+          ModelOptions{0, "", 2}, ModelOptions{20000, "yarn", 2}})
+        EXPECT_THROW(Model(path, bad), Error) << bad.rope_scaling;
+    shape.architecture = "phi3";
+    shape.fused = shape.long_rope = true;
+    shape.head_dim = 32;
+    write_random_model(path, shape);
+    EXPECT_THROW(Model(path, {0, "yarn", 2}), Error);
+}
+
 // Breaks if a context beyond the file's own doesn't scale positions as libllama does with the same factor:
 // 8192 tokens of originally 1024.
 TEST(ExtendedContext, EqualsLibllamaWithTheSameFactor) {

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <random>
 #include <vector>
@@ -229,6 +230,73 @@ void write_exact_copy(const std::string& from, const std::string& to) {
         gguf_add_tensor(target.get(), plain);
     }
     gguf_write_to_file(target.get(), to.c_str(), false);
+}
+
+std::string write_split_copy(const std::string& from, const std::string& name, int parts) {
+    ggml_context* loaded = nullptr;
+    const gguf_context_ptr source(gguf_init_from_file(from.c_str(), {false, &loaded}));
+    const ggml_context_ptr tensors(loaded);
+    const auto path = [&](int part) {
+        char mark[32];
+        std::snprintf(mark, sizeof mark, "-%05d-of-%05d.gguf", part + 1, parts);
+        return temporary_path(name + mark);
+    };
+    const std::int64_t count = gguf_get_n_tensors(source.get());
+    for (int part = 0; part < parts; ++part) {
+        const gguf_context_ptr target(gguf_init_empty());
+        if (part == 0) gguf_set_kv(target.get(), source.get());
+        gguf_set_val_u16(target.get(), "split.no", std::uint16_t(part));
+        gguf_set_val_u16(target.get(), "split.count", std::uint16_t(parts));
+        gguf_set_val_i32(target.get(), "split.tensors.count", std::int32_t(count));
+        for (std::int64_t i = count * part / parts; i < count * (part + 1) / parts; ++i)
+            gguf_add_tensor(target.get(), ggml_get_tensor(loaded, gguf_get_tensor_name(source.get(), i)));
+        gguf_write_to_file(target.get(), path(part).c_str(), false);
+    }
+    return path(0);
+}
+
+void write_sentencepiece_vocabulary(const std::string& path, const std::string& chat_template) {
+    std::vector<std::string> tokens = {"<unk>", "<s>", "</s>"};
+    std::vector<float> scores = {0, 0, 0};
+    std::vector<std::int32_t> types = {2, 3, 3};  // unknown, control, control
+    const auto add = [&](const std::string& token, float score, int type) {
+        tokens.push_back(token);
+        scores.push_back(score);
+        types.push_back(type);
+    };
+    for (int byte = 0; byte < 256; ++byte) {
+        char name[8];
+        std::snprintf(name, sizeof name, "<0x%02X>", byte);
+        add(name, 0, 6);
+    }
+    const std::string space = "\xe2\x96\x81";
+    add(space, -1, 1);
+    for (char c = '!'; c <= '~'; ++c) add(std::string(1, c), -2, 1);
+    for (const char* word : {"th", "the", "he"}) {
+        add(word, -0.5f, 1);
+        add(space + word, -0.4f, 1);
+    }
+    const gguf_context_ptr gguf(gguf_init_empty());
+    gguf_context* g = gguf.get();
+    gguf_set_val_str(g, "general.architecture", "llama");
+    gguf_set_val_u32(g, "llama.block_count", 1);
+    gguf_set_val_u32(g, "llama.context_length", 64);
+    gguf_set_val_u32(g, "llama.embedding_length", 32);
+    gguf_set_val_u32(g, "llama.feed_forward_length", 32);
+    gguf_set_val_u32(g, "llama.attention.head_count", 1);
+    gguf_set_val_f32(g, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    gguf_set_val_str(g, "tokenizer.ggml.model", "llama");
+    gguf_set_val_bool(g, "tokenizer.ggml.add_bos_token", true);
+    gguf_set_val_bool(g, "tokenizer.ggml.add_space_prefix", true);
+    gguf_set_val_u32(g, "tokenizer.ggml.bos_token_id", 1);
+    gguf_set_val_u32(g, "tokenizer.ggml.eos_token_id", 2);
+    if (!chat_template.empty()) gguf_set_val_str(g, "tokenizer.chat_template", chat_template.c_str());
+    std::vector<const char*> names;
+    for (const std::string& token : tokens) names.push_back(token.c_str());
+    gguf_set_arr_str(g, "tokenizer.ggml.tokens", names.data(), names.size());
+    gguf_set_arr_data(g, "tokenizer.ggml.scores", GGUF_TYPE_FLOAT32, scores.data(), scores.size());
+    gguf_set_arr_data(g, "tokenizer.ggml.token_type", GGUF_TYPE_INT32, types.data(), types.size());
+    gguf_write_to_file(g, path.c_str(), false);
 }
 
 std::string temporary_path(const std::string& name) {

@@ -44,6 +44,12 @@ struct RandomModel {
 
 void write_random_model(const std::string& path, const RandomModel& model);
 
+// The model's tensors in `parts` files NAME-00001-of-…; returns the first one's path.
+std::string write_split_copy(const std::string& from, const std::string& name, int parts);
+
+// A SentencePiece vocabulary of letters, a few words and bytes, without a model's tensors.
+void write_sentencepiece_vocabulary(const std::string& path, const std::string& chat_template);
+
 // The same model with its matrices expanded to F32: what a quantised file means, without any rounding of
 // its products' inputs.
 void write_exact_copy(const std::string& from, const std::string& to);

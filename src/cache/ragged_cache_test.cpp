@@ -89,6 +89,29 @@ TEST(RaggedCache, CopiesShareAllButWhatTheyWrite) {
     EXPECT_EQ(pool->pages_in_use(), before);
 }
 
+// Breaks if a sliding layer loses what is still seen, keeps more than a block too much, or takes a shared
+// page from another sequence.
+TEST(RaggedCache, DropsWhatALayerNoLongerSees) {
+    auto pool = std::make_shared<PagePool>(head_dim);
+    RaggedCache cache(pool, 2, 2);
+    fill(cache, 0, 0, 700);
+    fill(cache, 1, 0, 700);
+    RaggedCache copy = cache;
+    cache.drop_before(0, 600);
+    for (int h = 0; h < 2; ++h) {
+        std::vector<std::uint32_t> kept(700 - 512), all(700);
+        std::iota(kept.begin(), kept.end(), 512u);  // whole blocks of 128
+        std::iota(all.begin(), all.end(), 0u);
+        expect_entries(cache, 0, h, kept);
+        expect_entries(cache, 1, h, all);
+        expect_entries(copy, 0, h, all);
+    }
+    cache.drop_before(0, 10);
+    EXPECT_EQ(cache.length(0, 0), 188u);
+    fill(cache, 0, 700, 5);
+    EXPECT_EQ(cache.positions(0, 0).back(), 704u);
+}
+
 // Breaks if memory that eviction freed isn't given back, or moving pages loses entries.
 TEST(RaggedCache, DefragmentGivesMemoryBack) {
     auto pool = std::make_shared<PagePool>(head_dim);

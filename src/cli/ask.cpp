@@ -83,7 +83,7 @@ class Asker {
         Prompt prompt = tokenizer_.prompt("", question);
         std::vector<int> tokens;
         if (!options_.question_aware || index > 0) {
-            if (options_.question_aware) tokens = tokenizer_.tokenize("\n");
+            if (options_.question_aware) tokens = tokenizer_.tokenize("\n", true);
             tokens.insert(tokens.end(), prompt.question.begin(), prompt.question.end());
         }
         tokens.insert(tokens.end(), prompt.ending.begin(), prompt.ending.end());
@@ -122,8 +122,11 @@ class Asker {
         fmt::print(stderr,
                    "\nread      {} tokens in {:.2f} s ({:.0f} tokens/s), compressed in {:.2f} s, {}\n",
                    r.tokens, r.prefill_seconds, r.tokens / r.prefill_seconds, r.compression_seconds, label());
-        fmt::print(stderr, "kept      {} / {:.1f} / {} tokens per head (least / mean / most)\n", r.kept_least,
-                   r.kept_mean, r.kept_most);
+        fmt::print(stderr, "kept      {} / {:.1f} / {} tokens per head (least / mean / most){}\n",
+                   r.kept_least, r.kept_mean, r.kept_most,
+                   r.sliding_layers == 0
+                       ? ""
+                       : fmt::format("; {} sliding layers keep their windows", r.sliding_layers));
         fmt::print(stderr, "KV cache  {} kept of {} full ({:.1f}%)\n", format_bytes(r.kv_bytes),
                    format_bytes(r.plan.kv_full), 100.0 * double(r.kv_bytes) / double(r.plan.kv_full));
         fmt::print(stderr, "memory    {} peak above the weights, {} planned\n", format_bytes(r.peak_bytes),
@@ -161,6 +164,7 @@ class Asker {
             {"question_aware", options_.question_aware},
             {"tokens_read", r.tokens},
             {"kept_per_head", {{"min", r.kept_least}, {"mean", r.kept_mean}, {"max", r.kept_most}}},
+            {"sliding_layers", r.sliding_layers},
             {"kv_bytes", r.kv_bytes},
             {"kv_bytes_full", r.plan.kv_full},
             {"peak_bytes", r.peak_bytes},

@@ -45,17 +45,19 @@ struct Pages {
     }
 };
 
-// softmax(q · K[0..visible)) · V in double precision.
-std::vector<double> plain_attention(const Pages& pages, const float* query, std::uint32_t visible) {
+// softmax(q · K[first..visible)) · V in double precision, scores capped if soft_cap isn't 0.
+std::vector<double> plain_attention(const Pages& pages, const float* query, std::uint32_t first,
+                                    std::uint32_t visible, double soft_cap) {
     std::vector<double> weights(visible);
     double maximum = -INFINITY, sum = 0;
     const auto dim = std::size_t(pages.head_dim);
-    for (std::uint32_t t = 0; t < visible; ++t) {
+    for (std::uint32_t t = first; t < visible; ++t) {
         for (std::size_t i = 0; i < dim; ++i)
             weights[t] += double(query[i]) * double(pages.keys[t * dim + i]);
+        if (soft_cap > 0) weights[t] = soft_cap * std::tanh(weights[t] / soft_cap);
         maximum = std::max(maximum, weights[t]);
     }
-    for (double& weight : weights) sum += weight = std::exp(weight - maximum);
+    for (std::uint32_t t = first; t < visible; ++t) sum += weights[t] = std::exp(weights[t] - maximum);
     std::vector<double> output(dim);
     for (std::uint32_t t = 0; t < visible; ++t)
         for (std::size_t i = 0; i < dim; ++i)
@@ -71,7 +73,8 @@ struct Shape {
 
 // Runs attend() in ranges of `range` slots and combines them.
 std::vector<float> run_attention(const Pages& pages, const Shape& shape, const std::vector<float>& queries,
-                                 const std::vector<std::uint32_t>& visible, std::uint32_t range) {
+                                 const std::vector<std::uint32_t>& visible, std::uint32_t range,
+                                 const std::vector<std::uint32_t>& first = {}, float soft_cap = 0) {
     const std::size_t padded = std::size_t(padded_head_dim(shape.head_dim)), rows = std::size_t(shape.rows);
     std::vector<float> workspace(attention_workspace(shape.rows, shape.head_dim) + 16);
     std::vector<std::vector<float>> memory;
@@ -85,6 +88,8 @@ std::vector<float> run_attention(const Pages& pages, const Shape& shape, const s
         task.head_dim = shape.head_dim;
         task.query = queries.data();
         task.visible = visible.data();
+        if (!first.empty()) task.first = first.data();
+        task.soft_cap = soft_cap;
         task.pages = pages.list.data();
         task.slot_begin = begin;
         task.slot_end = std::min(shape.tokens, begin + range);
@@ -101,8 +106,8 @@ class EveryTarget : public ::testing::Test {
     void TearDown() override { use_simd_target(simd_targets().front().name); }
 };
 
-// Breaks if a tile, a tail, the mask, the online softmax or the combination of splits is wrong, or if two
-// instruction sets differ in a single bit.
+// Breaks if a tile, a tail, the mask, a sliding window, the soft cap, the online softmax or the combination
+// of splits is wrong, or if two instruction sets differ in a single bit.
 TEST_F(EveryTarget, AttentionEqualsThePlainOne) {
     const Shape shapes[] = {{1, 64, 1},    {3, 64, 31},   {3, 64, 32},   {3, 64, 33},   {4, 128, 129},
                             {1, 40, 300},  {8, 80, 257},  {7, 16, 640},  {12, 64, 128}, {13, 64, 500},
@@ -114,23 +119,31 @@ TEST_F(EveryTarget, AttentionEqualsThePlainOne) {
         for (int r = 0; r < shape.rows; ++r)
             visible.push_back(
                 std::max<std::uint32_t>(1, shape.tokens - std::min(shape.tokens, std::uint32_t(5 * r))));
-        for (const std::uint32_t range : {attention_block, 2 * attention_block, 8 * attention_block}) {
-            std::vector<float> first;
-            for (const SimdTarget& target : simd_targets()) {
-                use_simd_target(target.name);
-                const std::vector<float> output = run_attention(pages, shape, queries, visible, range);
-                if (first.empty()) first = output;
-                ASSERT_EQ(output, first) << target.name;
-            }
-            for (int r = 0; r < shape.rows; ++r) {
-                const std::vector<double> plain =
-                    plain_attention(pages, queries.data() + r * shape.head_dim, visible[std::size_t(r)]);
-                for (int i = 0; i < shape.head_dim; ++i)
-                    ASSERT_NEAR(first[std::size_t(r * shape.head_dim + i)], plain[std::size_t(i)], 2e-5)
-                        << shape.rows << " rows, head " << shape.head_dim << ", " << shape.tokens
-                        << " tokens, row " << r;
-            }
-        }
+        for (const std::uint32_t range : {attention_block, 2 * attention_block, 8 * attention_block})
+            for (const std::uint32_t window : {shape.tokens, 1u, 70u, 300u})
+                for (const float soft_cap : {0.0f, 2.5f}) {
+                    std::vector<std::uint32_t> first;  // of a sliding window
+                    for (std::uint32_t end : visible) first.push_back(end - std::min(end, window));
+                    std::vector<float> best;
+                    for (const SimdTarget& target : simd_targets()) {
+                        use_simd_target(target.name);
+                        const std::vector<float> output =
+                            run_attention(pages, shape, queries, visible, range, first, soft_cap);
+                        if (best.empty()) best = output;
+                        ASSERT_EQ(output, best) << target.name;
+                    }
+                    for (int r = 0; r < shape.rows; ++r) {
+                        const auto row = std::size_t(r);
+                        const std::vector<double> plain =
+                            plain_attention(pages, queries.data() + r * shape.head_dim, first[row],
+                                            visible[row], double(soft_cap));
+                        for (int i = 0; i < shape.head_dim; ++i)
+                            ASSERT_NEAR(best[std::size_t(r * shape.head_dim + i)], plain[std::size_t(i)],
+                                        2e-5)
+                                << shape.rows << " rows, head " << shape.head_dim << ", " << shape.tokens
+                                << " tokens, row " << r << ", window " << window << ", cap " << soft_cap;
+                    }
+                }
     }
 }
 

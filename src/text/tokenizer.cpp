@@ -1,5 +1,6 @@
 #include "text/tokenizer.hpp"
 
+#include <algorithm>
 #include <array>
 #include <exception>
 
@@ -20,6 +21,8 @@ struct Tokenizer::State {
     common_chat_templates_ptr templates;  // null: the file has none
     std::array<int, 256> byte_tokens;     // -1 where the vocabulary has none
     std::string before, behind = "\n";    // of the user's text in its turn
+    bool puts_space = false;              // in front of what is tokenized by itself (SentencePiece)
+    std::vector<int> line_break;          // the tokens of "\n" by itself
 
     ~State() { llama_model_free(model); }
 
@@ -30,6 +33,18 @@ struct Tokenizer::State {
         if (count < 0) throw Error("the text is too long for the tokenizer");
         tokens.resize(std::size_t(count));
         return tokens;
+    }
+
+    // Text that goes on from other text, so that no space belongs in front of it.
+    std::vector<int> tokenize_on(std::string_view text, bool control_tokens) const {
+        if (!puts_space || text.empty()) return tokenize(text, control_tokens);
+        std::string behind_break(1, '\n');
+        behind_break += text;
+        const std::vector<int> tokens = tokenize(behind_break, control_tokens);
+        if (tokens.size() < line_break.size() ||
+            !std::equal(line_break.begin(), line_break.end(), tokens.begin()))
+            return tokenize(text, control_tokens);  // the break became part of a longer token
+        return {tokens.begin() + std::ptrdiff_t(line_break.size()), tokens.end()};
     }
 
     // Renders the template once, around a mark that stands for the user's text.
@@ -71,6 +86,9 @@ Tokenizer::Tokenizer(const std::string& model_path) : state_(new State) {
         }
     }
     state_->find_turn();
+    state_->line_break = state_->tokenize("\n", false);
+    const std::vector<int> letter = state_->tokenize("a", false);
+    state_->puts_space = !letter.empty() && piece(letter.front()).starts_with(' ');
     state_->byte_tokens.fill(-1);
     for (int token = 0; token < llama_vocab_n_tokens(state_->vocab); ++token) {
         const std::string bytes = piece(token);
@@ -80,12 +98,15 @@ Tokenizer::Tokenizer(const std::string& model_path) : state_(new State) {
 
 Tokenizer::~Tokenizer() = default;
 
-std::vector<int> Tokenizer::tokenize(std::string_view text) const {
+std::vector<int> Tokenizer::tokenize(std::string_view text, bool goes_on) const {
     std::vector<int> tokens;
     while (!text.empty()) {
         std::size_t valid = 0;
         while (const std::size_t length = utf8_sequence(text.substr(valid))) valid += length;
-        const std::vector<int> run = state_->tokenize(text.substr(0, valid), false);
+        const std::string_view part = text.substr(0, valid);
+        const std::vector<int> run =
+            goes_on ? state_->tokenize_on(part, false) : state_->tokenize(part, false);
+        goes_on = true;
         tokens.insert(tokens.end(), run.begin(), run.end());
         text.remove_prefix(valid);
         if (text.empty()) break;
@@ -120,7 +141,9 @@ std::vector<int> Tokenizer::opening(std::string_view document) const {
     const int bos = llama_vocab_bos(state_->vocab);
     if (llama_vocab_get_add_bos(state_->vocab) && bos >= 0 && (tokens.empty() || tokens.front() != bos))
         tokens.insert(tokens.begin(), bos);
-    const std::vector<int> text = tokenize(document);
+    // Behind a control token the vocabulary's own space stands, as in whatever the model was trained on.
+    const bool goes_on = !tokens.empty() && !llama_vocab_is_control(state_->vocab, tokens.back());
+    const std::vector<int> text = tokenize(document, goes_on);
     tokens.insert(tokens.end(), text.begin(), text.end());
     return tokens;
 }
@@ -128,7 +151,7 @@ std::vector<int> Tokenizer::opening(std::string_view document) const {
 Prompt Tokenizer::prompt(std::string_view document, std::string_view question) const {
     std::string text(document);
     while (!text.ends_with("\n\n")) text += '\n';
-    return {opening(text), tokenize(question), state_->tokenize(state_->behind, true)};
+    return {opening(text), tokenize(question, true), state_->tokenize_on(state_->behind, true)};
 }
 
 }  // namespace holdfast

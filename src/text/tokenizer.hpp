@@ -24,8 +24,9 @@ class Tokenizer {
     ~Tokenizer();
 
     // Plain text: what looks like a control token is read as the characters it consists of. Bytes that
-    // aren't valid UTF-8 become the vocabulary's byte tokens.
-    std::vector<int> tokenize(std::string_view text) const;
+    // aren't valid UTF-8 become the vocabulary's byte tokens. goes_on: other text stands before it, so that a
+    // vocabulary that puts a space in front of a text doesn't.
+    std::vector<int> tokenize(std::string_view text, bool goes_on = false) const;
 
     // The bytes of a token, which may be part of a character; nothing for control tokens.
     std::string piece(int token) const;
