@@ -110,6 +110,34 @@ TEST(Selection, OfTheRealModelDoesNotDependOnHowTheWorkIsCut) {
     use_simd_target(simd_targets().front().name);
 }
 
+// Breaks if a method keeps or answers otherwise when others look at the same reading, or memory isn't freed.
+TEST(Selection, IsTheSameAloneAndBesideOthers) {
+    const Model model(small_model_path());
+    Compute compute(2);
+    DecoderGraph decoder(model, compute);
+    const std::vector<int> tokens = random_tokens(700, model.parameters().vocabulary, 1);
+    std::vector<CompressionRequest> requests;
+    for (const char* method : {"layer-defensive", "full", "critical-adakv", "h2o", "snapkv", "tova",
+                               "expected-attention+critical+layer", "full", "defensive"})
+        for (const char* budget : {"10%", "40%"})
+            requests.push_back({Method::parse(method), Budget::parse(budget)});
+    const auto logits = [&](const Context& context) {
+        Session session(decoder, context.cache, 4096, {});
+        const std::span<const float> result = session.read(std::vector<int>{3, 1, 4});
+        return std::vector<float>(result.begin(), result.end());
+    };
+    const std::vector<Context> together = read_contexts(model, compute, tokens, requests);
+    ASSERT_EQ(together.size(), requests.size());
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+        const Context alone = read_context(model, compute, tokens, {requests[i].method, requests[i].budget});
+        EXPECT_EQ(kept_positions(together[i].cache), kept_positions(alone.cache))
+            << requests[i].method.name();
+        EXPECT_EQ(together[i].last_hidden, alone.last_hidden);
+        EXPECT_EQ(logits(together[i]), logits(alone)) << requests[i].method.name();
+        EXPECT_EQ(together[i].report.kv_bytes, alone.report.kv_bytes);
+    }
+}
+
 // Breaks if a short context or an extreme budget empties a head, misses the budget, drops the window, or
 // ends in logits that aren't numbers.
 TEST(Edges, ShortContextsAndExtremeBudgets) {

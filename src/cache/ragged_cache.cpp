@@ -90,6 +90,26 @@ void RaggedCache::retain(int layer, int h, std::span<const std::uint32_t> slots)
     }
 }
 
+void RaggedCache::share_layer(int layer, const RaggedCache& from) {
+    clear_layer(layer);
+    for (int h = 0; h < kv_heads_; ++h) {
+        at(layer, h) = from.at(layer, h);
+        for (PageId page : at(layer, h).pages) pool_->share(page);
+    }
+}
+
+void RaggedCache::take_layer(int layer, RaggedCache& from) {
+    clear_layer(layer);
+    for (int h = 0; h < kv_heads_; ++h) std::swap(at(layer, h), from.at(layer, h));
+}
+
+void RaggedCache::clear_layer(int layer) {
+    for (int h = 0; h < kv_heads_; ++h) {
+        for (PageId page : at(layer, h).pages) pool_->release(page);
+        at(layer, h) = Head();
+    }
+}
+
 void RaggedCache::drop_before(int layer, std::uint32_t position) {
     for (int h = 0; h < kv_heads_; ++h) {
         Head& head = at(layer, h);

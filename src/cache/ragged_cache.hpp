@@ -47,6 +47,11 @@ class RaggedCache {
     // Keeps exactly these slots of a head (rising) in their order, and frees the pages that become empty.
     void retain(int layer, int head, std::span<const std::uint32_t> slots);
 
+    // Takes over a layer's entries as they stand in another cache of the same pool, whose pages it shares.
+    void share_layer(int layer, const RaggedCache& from);
+    // The same, leaving the other cache's layer empty; page lists keep their addresses.
+    void take_layer(int layer, RaggedCache& from);
+
     // Frees a layer's first pages whose entries were all read before `position`: whole attention blocks, so
     // that results don't depend on when they were freed.
     void drop_before(int layer, std::uint32_t position);
@@ -72,6 +77,7 @@ class RaggedCache {
     }
     const Head& at(int layer, int head) const { return const_cast<RaggedCache*>(this)->at(layer, head); }
     void add_page(Head& head);
+    void clear_layer(int layer);
     void replace_page(Head& head, std::size_t index, bool copy);
 
     std::shared_ptr<PagePool> pool_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cache/ragged_cache.hpp"
+#include "engine/compressor.hpp"
 #include "engine/memory_plan.hpp"
 #include "holdfast/budget.hpp"
 #include "holdfast/method.hpp"
@@ -55,5 +56,10 @@ struct Context {
 Context read_context(const Model& model, Compute& compute, std::span<const int> tokens,
                      const ReadSettings& settings,
                      const std::function<void(const ReadProgress&)>& progress = {});
+
+// One reading, compressed in several ways: the same contexts as if each were read by itself.
+std::vector<Context> read_contexts(const Model& model, Compute& compute, std::span<const int> tokens,
+                                   std::span<const CompressionRequest> requests, std::uint32_t chunk = 512,
+                                   const std::function<void(const ReadProgress&)>& progress = {});
 
 }  // namespace holdfast

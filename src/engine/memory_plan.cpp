@@ -22,7 +22,7 @@ LayerShape layer_shape(const HyperParameters& p, std::uint32_t tokens) {
     return shape;
 }
 
-MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, const Method& method, const Budget& budget,
+MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, std::span<const CompressionRequest> requests,
                        std::uint32_t chunk, int threads) {
     const HyperParameters& p = model.parameters();
     const std::size_t global_heads = std::size_t(p.global_layers()) * std::size_t(p.kv_heads);
@@ -35,18 +35,20 @@ MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, const Method& m
     plan.layer_kv = pages_for(tokens) * std::size_t(p.kv_heads) * page_bytes(p.head_dim);
     plan.layer_weights = ExpandedLayer::bytes_for(model, threads);
     const std::size_t together = std::min(chunk, tokens);
-    plan.layer_work = LayerGraph::bytes_for(model, int(together), threads) +
-                      Compression::bytes_for(method, budget, layer_shape(p, tokens), threads);
-    if (!method.keeps_all()) {  // queries of a chunk and of the window
-        plan.layer_work += (together + method.settings().window) * std::size_t(p.heads) *
-                           std::size_t(p.head_dim) * sizeof(float);
-        if (method.critical() != Critical::none && method.settings().vnorm == ValueNorm::gram)
-            plan.layer_work += GramStore::bytes_for(p);
-    }
+    plan.layer_work = LayerGraph::bytes_for(model, int(together), threads);
     plan.kv_sliding = sliding_heads * std::min(tokens, p.sliding_window) * entry;
     plan.kv_full = global_heads * tokens * entry + plan.kv_sliding;
-    plan.kv_kept =
-        Compression::kept_entries(method, budget, layer_shape(p, tokens)) * entry + plan.kv_sliding;
+    std::size_t queries = 0, grams = 0;
+    const LayerShape shape = layer_shape(p, tokens);
+    for (const auto& [method, budget] : requests) {
+        plan.kv_kept += Compression::kept_entries(method, budget, shape) * entry + plan.kv_sliding;
+        plan.layer_work += Compression::bytes_for(method, budget, shape, threads);
+        if (method.keeps_all()) continue;
+        queries = std::max(queries, together + method.settings().window);
+        if (method.critical() != Critical::none && method.settings().vnorm == ValueNorm::gram)
+            grams = GramStore::bytes_for(p);
+    }
+    plan.layer_work += grams + queries * std::size_t(p.heads) * std::size_t(p.head_dim) * sizeof(float);
     return plan;
 }
 

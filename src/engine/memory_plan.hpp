@@ -2,9 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "holdfast/budget.hpp"
-#include "holdfast/method.hpp"
+#include "evict/compression.hpp"
 #include "model/model.hpp"
 
 namespace holdfast {
@@ -26,8 +27,8 @@ struct MemoryPlan {
     std::size_t peak() const { return hidden + layer_scratch() + kv_kept; }
 };
 
-// chunk: tokens that go through a layer together.
-MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, const Method& method, const Budget& budget,
+// Of one reading that is compressed in these ways. chunk: tokens that go through a layer together.
+MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, std::span<const CompressionRequest> requests,
                        std::uint32_t chunk, int threads);
 
 // Of one layer of a context of `tokens` tokens; `layers` counts those that eviction works on: not sliding

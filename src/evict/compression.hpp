@@ -13,6 +13,11 @@
 
 namespace holdfast {
 
+struct CompressionRequest {
+    Method method = Method::full();
+    Budget budget;  // not used by a method that keeps everything
+};
+
 class Compression {
   public:
     // shape: of the first layer, with the whole context's tokens. head_importance: of a method that

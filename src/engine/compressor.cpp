@@ -1,0 +1,115 @@
+#include "engine/compressor.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/clock.hpp"
+#include "engine/cache_folder.hpp"
+#include "engine/head_profile.hpp"
+#include "engine/memory_plan.hpp"
+#include "model/decoder_graph.hpp"
+
+namespace holdfast {
+
+Compressor::Compressor(const Model& model, Compute& compute, RaggedCache& scratch,
+                       std::span<const CompressionRequest> requests, std::span<RaggedCache> caches,
+                       std::uint32_t tokens, std::uint32_t chunk)
+    : parameters_(model.parameters()),
+      scratch_(scratch),
+      caches_(caches),
+      seconds_(requests.size()),
+      observer_(
+          [&compute](int count, const std::function<void(int, int)>& task) { compute.parallel(count, task); },
+          compute.threads()) {
+    layer_.shape = layer_shape(parameters_, tokens);
+    for (int l = 0; l < parameters_.layers; ++l) {
+        rotations_.push_back(measure_rotation(model, compute, l));
+        if (!parameters_.slides(l)) global_layers_.push_back(l);
+    }
+    for (const CompressionRequest& request : requests) {
+        std::vector<double> heads;
+        if (request.method.needs_profile()) {
+            const HeadProfile profile = load_head_profile(request.method.settings().profile, model);
+            for (int l : global_layers_) {
+                const auto first = profile.importance.begin() + std::ptrdiff_t(l) * parameters_.kv_heads;
+                heads.insert(heads.end(), first, first + parameters_.kv_heads);
+            }
+        }
+        compressions_.emplace_back(request.method, request.budget, layer_.shape, heads);
+        layer_.window = std::max(layer_.window, compressions_.back().window_queries());
+        watching_ |= compressions_.back().watches_queries();
+        if (!grams_ && request.method.critical() != Critical::none &&
+            request.method.settings().vnorm == ValueNorm::gram)
+            grams_.emplace(model, compute, cache_folder());
+    }
+    window_queries_.resize(layer_.window * row());
+    if (layer_.window > 0 || watching_) chunk_queries_.resize(std::min(tokens, chunk) * row());
+}
+
+void Compressor::begin_layer(int layer) {
+    model_layer_ = layer;
+    if (parameters_.slides(layer)) return;
+    layer_.shape.layer = int(std::ranges::find(global_layers_, layer) - global_layers_.begin());
+    layer_.shape.rotation = &rotations_[std::size_t(layer)];
+    for (Compression& compression : compressions_) compression.begin_layer(layer_.shape);
+}
+
+void Compressor::finish_chunk(std::uint32_t begin, std::uint32_t end) {
+    if (parameters_.slides(model_layer_)) return;
+    const std::uint32_t n = layer_.shape.tokens, first = n - layer_.window;
+    const std::size_t d = std::size_t(parameters_.head_dim);
+    for (std::uint32_t position = std::max(begin, first); position < end; ++position)
+        for (std::size_t h = 0; h < std::size_t(parameters_.heads); ++h)
+            std::copy_n(chunk_queries_.data() + (position - begin) * row() + h * d, d,
+                        window_queries_.data() + (h * layer_.window + position - first) * d);
+    if (!watching_) return;
+    show_layer({});
+    for (std::size_t i = 0; i < compressions_.size(); ++i) {
+        if (!compressions_[i].watches_queries()) continue;
+        const Stopwatch watch;
+        compressions_[i].watch(observer_, {begin, end - begin, chunk_queries_.data()});
+        seconds_[i] += watch.seconds();
+    }
+}
+
+void Compressor::finish_layer(const PackedMatrix& output) {
+    const bool slides = parameters_.slides(model_layer_);
+    if (!slides) show_layer(output);
+    for (std::size_t i = 0; i < compressions_.size(); ++i) {
+        const Stopwatch watch;
+        RaggedCache& cache = caches_[i];
+        if (i + 1 < compressions_.size())
+            cache.share_layer(model_layer_, scratch_);
+        else
+            cache.take_layer(model_layer_, scratch_);  // so that what it keeps needs no copy
+        if (slides)
+            keep_window(cache);
+        else
+            compressions_[i].finish_layer(observer_,
+                                          [&](int layer, int head, std::span<const std::uint32_t> kept) {
+                                              cache.retain(global_layers_[std::size_t(layer)], head, kept);
+                                          });
+        seconds_[i] += watch.seconds();
+    }
+}
+
+// A sliding layer keeps what the next tokens see.
+void Compressor::keep_window(RaggedCache& cache) {
+    for (int h = 0; h < parameters_.kv_heads; ++h) {
+        const std::uint32_t length = cache.length(model_layer_, h);
+        std::vector<std::uint32_t> slots(std::min(length, parameters_.sliding_window));
+        std::iota(slots.begin(), slots.end(), length - std::uint32_t(slots.size()));
+        cache.retain(model_layer_, h, slots);
+    }
+}
+
+void Compressor::show_layer(const PackedMatrix& output) {
+    layer_.pages.clear();
+    for (int h = 0; h < parameters_.kv_heads; ++h) layer_.pages.push_back(scratch_.pages(model_layer_, h));
+    layer_.window_queries = window_queries_.data();
+    layer_.output = output;
+    if (grams_ && output.panels != nullptr) layer_.grams = grams_->layer(model_layer_, output);
+    observer_.show(layer_);
+}
+
+}  // namespace holdfast

@@ -1,0 +1,61 @@
+// Evicts while a context is read: what the layers show is recorded once, for any number of methods.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cache/ragged_cache.hpp"
+#include "engine/gram_store.hpp"
+#include "evict/compression.hpp"
+#include "evict/observer.hpp"
+#include "model/compute.hpp"
+#include "model/model.hpp"
+
+namespace holdfast {
+
+// One per reading. Layers are read into a scratch cache, whose entries every request's own cache then takes
+// what it keeps of.
+class Compressor {
+  public:
+    // caches: of each request, from the scratch's pool, empty.
+    Compressor(const Model& model, Compute& compute, RaggedCache& scratch,
+               std::span<const CompressionRequest> requests, std::span<RaggedCache> caches,
+               std::uint32_t tokens, std::uint32_t chunk);
+
+    const std::string& note(std::size_t request) const { return compressions_[request].note(); }
+    // Where a chunk's queries go [tokens, heads, head_dim]; null if nobody looks at them.
+    float* chunk_queries() { return chunk_queries_.empty() ? nullptr : chunk_queries_.data(); }
+
+    void begin_layer(int layer);
+    // Tokens [begin, end) of the layer were read: their keys and values are in the scratch, their queries in
+    // chunk_queries().
+    void finish_chunk(std::uint32_t begin, std::uint32_t end);
+    // Leaves the layer in the caches, and nothing in the scratch. output: the layer's output projection.
+    void finish_layer(const PackedMatrix& output);
+
+    // Seconds that a request's choices took; what several requests look at counts for the first of them.
+    double seconds(std::size_t request) const { return seconds_[request]; }
+
+  private:
+    std::size_t row() const { return std::size_t(parameters_.heads) * std::size_t(parameters_.head_dim); }
+    void keep_window(RaggedCache& cache);
+    void show_layer(const PackedMatrix& output);
+
+    const HyperParameters& parameters_;
+    RaggedCache& scratch_;
+    std::span<RaggedCache> caches_;
+    std::vector<Compression> compressions_;
+    std::vector<double> seconds_;
+    std::vector<Rotation> rotations_;  // [layers]
+    std::vector<int> global_layers_;   // the model's numbers of layers that eviction works on
+    int model_layer_ = 0;
+    Observer observer_;
+    ObservedLayer layer_;
+    std::optional<GramStore> grams_;
+    bool watching_ = false;              // a method looks at every query
+    std::vector<float> chunk_queries_;   // [tokens, heads, head_dim]
+    std::vector<float> window_queries_;  // [heads, window, head_dim]
+};
+
+}  // namespace holdfast
