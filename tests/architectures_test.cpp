@@ -84,6 +84,10 @@ std::vector<Variant> variants() {
     add("gemma3", "no_sliding", plain);
     add("phi3", "fused", [](RandomModel& m) { m.fused = true, m.tied = false; });
     add("phi3", "long_rope", [](RandomModel& m) { m.fused = m.long_rope = true, m.tied = false; });
+    add("phi3", "unnamed_long_rope", [](RandomModel& m) {  // as older files are
+        m.fused = m.long_rope = true, m.tied = false;
+        m.more_keys = [](gguf_context* g) { gguf_remove_key(g, "phi3.rope.scaling.type"); };
+    });
     add("phi3", "partly_rotated", [](RandomModel& m) { m.fused = true, m.rotated = 24; });
     add("smollm3", "unrotated_layers", [](RandomModel& m) { m.layers = 5; });
     add("olmo2", "grouped", [](RandomModel& m) { m.tied = false; });
@@ -91,6 +95,12 @@ std::vector<Variant> variants() {
         m.tied = false, m.sliding_window = 150, m.layers = 5, m.rope_scaling = "yarn";
     });
     add("granite", "multipliers", plain);
+    add("granite", "listed_kv_heads", [](RandomModel& m) {
+        m.more_keys = [](gguf_context* g) {
+            const std::uint32_t heads[] = {2, 2, 2};
+            gguf_set_arr_data(g, "granite.attention.head_count_kv", GGUF_TYPE_UINT32, heads, 3);
+        };
+    });
     add("granite", "multi_query", [](RandomModel& m) { m.kv_heads = 1, m.biases = true; });
     add("granitemoe", "shared_expert", [](RandomModel& m) { m.experts = 4, m.shared_feed_forward = 64; });
     return all;
@@ -233,6 +243,98 @@ TEST_P(Architectures, RaggedEqualsMasked) {
 
 INSTANTIATE_TEST_SUITE_P(All, Architectures, ::testing::ValuesIn(variants()),
                          [](const auto& test) { return test.param.name; });
+
+// Breaks if a scaling asked for reaches sliding layers, where libllama's doesn't.
+TEST(RopeOptions, LeaveSlidingLayersAlone) {
+    RandomModel shape;
+    shape.architecture = "gemma2";
+    shape.sliding_window = 64;
+    shape.gain = 0.8f;
+    const std::string file = testing::temporary_path("gemma2-scaled.gguf");
+    write_random_model(file, shape);
+    const Model model(file, {0, "linear", 2});
+    Compute compute(1);
+    LlamaReference reference(file, 2048, 1, 2, "linear");
+    const std::vector<int> tokens = random_tokens(300, shape.vocabulary, 2);
+    Context context = read_context(model, compute, tokens, {});
+    EXPECT_LE(relative_difference(final_logits(model, compute, context.last_hidden.data()),
+                                  reference.decode(tokens)),
+              1e-3f);
+}
+
+// Breaks if a longer context isn't reached by growing the factor of a file that gives its scaled length
+// alone.
+TEST(RopeOptions, GrowWhatTheFileScales) {
+    RandomModel shape;
+    shape.rope_scaling = "linear";  // factor 4
+    shape.more_keys = [](gguf_context* g) {
+        gguf_remove_key(g, "llama.rope.scaling.original_context_length");
+    };
+    const std::string file = testing::temporary_path("linear-scaled.gguf");
+    write_random_model(file, shape);
+    EXPECT_EQ(Model(file).parameters().rope.freq_scale, 0.25f);
+    EXPECT_EQ(Model(file, {8192, "", 0}).parameters().rope.freq_scale, 0.125f);  // 1024 originally
+    EXPECT_EQ(Model(file, {0, "", 16}).parameters().context_length, 16u * 1024);
+    EXPECT_EQ(Model(file, {0, "none", 0}).parameters().context_length, 1024u);
+}
+
+// Breaks if a file that lies about its sizes, or has what isn't handled, crashes or passes.
+TEST(Refusals, OfFilesThatLieOrAskForMore) {
+    const auto refused = [](RandomModel model, std::function<void(gguf_context*)> keys, const char* word) {
+        model.more_keys = std::move(keys);
+        const std::string file = testing::temporary_path("refused.gguf");
+        write_random_model(file, model);
+        try {
+            Model loaded(file);
+            ADD_FAILURE() << word << " passed";
+        } catch (const Error& error) {
+            EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+        }
+    };
+    RandomModel llama, gemma, experts;
+    gemma.architecture = "gemma3";
+    gemma.sliding_window = 64;
+    experts.experts = 2;
+    using G = gguf_context*;
+    refused(
+        llama, [](G g) { gguf_set_val_u32(g, "llama.block_count", 1000000000); }, "layers");
+    refused(
+        llama, [](G g) { gguf_set_val_u32(g, "llama.attention.head_count", 7); }, "head");
+    refused(
+        llama, [](G g) { gguf_set_val_u32(g, "llama.rope.dimension_count", 1000); }, "rotation");
+    refused(
+        llama, [](G g) { gguf_set_val_u32(g, "llama.feed_forward_length", 0); }, "senseless");
+    refused(
+        llama, [](G g) { gguf_set_val_bool(g, "llama.attention.causal", false); }, "embedding model");
+    refused(
+        llama, [](G g) { gguf_set_val_u16(g, "split.count", 60000); }, "60000 parts");
+    refused(
+        llama, [](G g) { gguf_set_val_str(g, "llama.rope.scaling.type", "su"); }, "'su'");
+    refused(
+        llama, [](G g) { gguf_set_val_str(g, "general.architecture", "mamba"); }, "supported are");
+    const std::uint32_t different[] = {2, 1};
+    refused(
+        llama,
+        [&](G g) { gguf_set_arr_data(g, "llama.attention.head_count_kv", GGUF_TYPE_UINT32, different, 2); },
+        "layer to layer");
+    const char* words[] = {"a", "b"};
+    refused(
+        gemma, [&](G g) { gguf_set_arr_str(g, "gemma3.attention.sliding_window_pattern", words, 2); },
+        "truth values");
+    refused(
+        gemma, [](G g) { gguf_set_val_u32(g, "gemma3.attention.key_length_swa", 16); }, "another size");
+    refused(
+        experts, [](G g) { gguf_set_val_u32(g, "llama.expert_used_count", 9); }, "9 of 2");
+    refused(
+        experts, [](G g) { gguf_set_val_u32(g, "llama.expert_group_count", 2); }, "groups of experts");
+    experts.architecture = "qwen3";
+    refused(experts, {}, "mixtures of experts");
+    gemma.biases = true;
+    gemma.architecture = "smollm3";
+    gemma.rope_factors = true;
+    gemma.long_rope = true;
+    refused(gemma, {}, "rope_freqs");
+}
 
 }  // namespace
 }  // namespace holdfast

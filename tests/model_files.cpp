@@ -152,6 +152,7 @@ class Writer {
             real("attention.scale", 0.09f);
         }
         gguf_set_val_str(g, "tokenizer.ggml.model", "none");
+        if (m.more_keys) m.more_keys(g);
     }
 
     ggml_tensor* vector(const std::string& name, int length, float mean, float deviation) {

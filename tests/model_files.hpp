@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "ggml.h"
+#include "gguf.h"
 
 namespace holdfast::testing {
 
@@ -40,6 +42,7 @@ struct RandomModel {
     std::string rope_scaling;        // "", "linear" or "yarn", factor 4, original context 1024
     ggml_type type = GGML_TYPE_F32;  // of the matrices
     std::uint32_t seed = 1;
+    std::function<void(gguf_context*)> more_keys = {};  // added to the file's, or in their place
 };
 
 void write_random_model(const std::string& path, const RandomModel& model);

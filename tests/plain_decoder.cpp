@@ -87,8 +87,7 @@ Vector feed_forward(const HyperParameters& p, const LayerWeights& w, const Vecto
         const Vector down =
             multiply(w.down_experts, expert,
                      gated(p, multiply(w.gate_experts, expert, x), multiply(w.up_experts, expert, x)));
-        for (std::size_t i = 0; i < result.size(); ++i)
-            result[i] += down[i] * shares[expert] / total * double(p.expert_weights_scale);
+        for (std::size_t i = 0; i < result.size(); ++i) result[i] += down[i] * shares[expert] / total;
     }
     if (w.shared_up) {
         const Vector shared =

@@ -44,6 +44,13 @@ TEST(SentencePiece, BytesAndControlTokensStayText) {
     EXPECT_EQ(text, "a</s>\xff he");
 }
 
+// Breaks if a file without a vocabulary crashes instead of saying so.
+TEST(Vocabulary, IsNeeded) {
+    const std::string path = testing::temporary_path("silent.gguf");
+    testing::write_random_model(path, {});
+    EXPECT_THROW(Tokenizer{path}, Error);
+}
+
 // Breaks if a template that fails, or leaves the user's text out, becomes a silently different prompt.
 TEST(ChatTemplate, FailuresAreErrors) {
     const std::string path = testing::temporary_path("template.gguf");

@@ -15,8 +15,8 @@
 namespace holdfast {
 
 struct AnswerTrace {
-    RaggedCache
-        cache;  // nothing evicted, slot = position: context, question, and answer as far as it was read
+    RaggedCache cache;  // nothing evicted (in sliding layers: what is seen), slot = position elsewhere:
+                        // context, question, and answer as far as it was read
     std::uint32_t context_tokens = 0;
     std::uint32_t first_slot = 0;             // of the query of the first step
     std::vector<int> tokens;                  // [steps]: what each step produced
@@ -35,7 +35,8 @@ struct AnswerTrace {
 AnswerTrace trace_answer(const Model& model, DecoderGraph& decoder, const RaggedCache& context,
                          std::span<const int> tokens, int most, const std::function<bool(int)>& stop);
 
-// Attention weights [query heads of the group, slots] of a step's queries in one KV head of the full cache.
+// Attention weights [query heads of the group, slots] of a step's queries in one KV head of the full cache;
+// not of a sliding layer.
 std::vector<float> attention_weights(const Model& model, const AnswerTrace& trace, std::size_t step,
                                      int layer, int kv_head);
 

@@ -108,7 +108,7 @@ void Compressor::show_layer(const PackedMatrix& output) {
     for (int h = 0; h < parameters_.kv_heads; ++h) layer_.pages.push_back(scratch_.pages(model_layer_, h));
     layer_.window_queries = window_queries_.data();
     layer_.output = output;
-    if (grams_ && output.panels != nullptr) layer_.grams = grams_->layer(model_layer_, output);
+    if (grams_ && output.panels != nullptr) layer_.grams = grams_->layer(layer_.shape.layer, output);
     observer_.show(layer_);
 }
 

@@ -32,7 +32,7 @@ GramStore::GramStore(const Model& model, Compute& compute, const std::string& fo
 
     std::error_code error;
     const std::size_t bytes =
-        sizeof header + layer_floats() * std::size_t(parameters_.layers) * sizeof(float);
+        sizeof header + layer_floats() * std::size_t(parameters_.global_layers()) * sizeof(float);
     if (std::filesystem::file_size(path_, error) == bytes && !error) {
         try {
             file_ = std::make_unique<MappedFile>(path_);
@@ -87,7 +87,7 @@ void GramStore::append(int layer) {
     if (writing_ == nullptr) return;
     const bool written =
         std::fwrite(computed_.as<float>(), sizeof(float), layer_floats(), writing_) == layer_floats();
-    if (written && layer + 1 < parameters_.layers) return;
+    if (written && layer + 1 < parameters_.global_layers()) return;
     const bool complete = std::fclose(writing_) == 0 && written;
     writing_ = nullptr;
     if (!complete || std::rename(temporary_.c_str(), path_.c_str()) != 0) std::remove(temporary_.c_str());

@@ -15,9 +15,9 @@
 
 namespace holdfast {
 
-// Layers are asked for in order, once a context. Where there is no file yet they are computed, and written
-// beside: the file appears when the last layer is done. A folder that can't be written to costs the time
-// to compute them again, nothing else.
+// Layers are asked for in order, once a context, sliding ones left out: `layer` counts the others. Where
+// there is no file yet they are computed, and written beside: the file appears when the last layer is done. A
+// folder that can't be written to costs the time to compute them again, nothing else.
 class GramStore {
   public:
     GramStore(const Model& model, Compute& compute, const std::string& folder);

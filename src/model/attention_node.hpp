@@ -21,7 +21,6 @@ struct AttentionCall {
     float scale = 1;
     float soft_cap = 0;
     std::uint32_t sliding_window = 0;  // tokens that a query sees, itself among them; 0: all
-    std::uint32_t first_position = 0;  // of the run's tokens
     bool split = false;                // cut long lists of slots, so that few tokens employ many threads
     float* queries = nullptr;          // [tokens, heads, head_dim]: gets the rotated queries if given
 

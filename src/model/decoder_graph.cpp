@@ -162,7 +162,6 @@ class Builder {
                                ggml_clamp(context_, ggml_sum_rows(context_, weights), least, INFINITY));
             weights = ggml_reshape_3d(context_, weights, 1, used, tokens);
         }
-        if (p.expert_weights_scale != 1) weights = ggml_scale(context_, weights, p.expert_weights_scale);
 
         x = ggml_reshape_3d(context_, x, p.hidden, 1, tokens);
         ggml_tensor* up = ggml_mul_mat_id(context_, w.up_experts, x, chosen);  // [inner, used, tokens]
@@ -265,7 +264,6 @@ void LayerGraph::run(const ExpandedLayer& weights, int layer, float* hidden, int
     AttentionCall call;
     set_model(call, p, layer);
     call.cache = &cache;
-    call.first_position = first_position;
     call.queries = queries;
     drop_unseen(cache, call, first_position);
     cache.append(layer, first_position, std::uint32_t(tokens));
@@ -349,7 +347,6 @@ std::span<const float> DecoderGraph::run(std::span<const int> tokens, RaggedCach
     for (int l = 0; l < cache.layers(); ++l) {
         AttentionCall& call = state.calls[std::size_t(l)];
         call.cache = &cache;
-        call.first_position = first;
         call.queries = queries == nullptr ? nullptr
                                           : queries + std::size_t(l) * tokens.size() *
                                                           std::size_t(call.heads * cache.head_dim());

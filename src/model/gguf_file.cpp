@@ -1,5 +1,6 @@
 #include "model/gguf_file.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -26,12 +27,18 @@ GgufFile::GgufFile(const std::string& path) : path_(path) {
     if (count > 1 && number("split.no").value_or(0) != 0)
         throw Error("'" + path + "' is a later part of a split model; give the first, -00001-of-" +
                     std::to_string(count));
+    if (count < 1 || count > 10000)
+        throw Error("'" + path + "' claims to be in " + std::to_string(count) + " parts");
     for (int i = 2; i <= count; ++i) {
         const std::string part = path_of_part(path, i, count);
         if (part.empty())
             throw Error("'" + path + "' is the first of " + std::to_string(count) +
                         " parts, and its name doesn't end in -00001-of-... as theirs do");
         open_part(part);
+        const std::int64_t number_key = gguf_find_key(parts_.back().gguf.get(), "split.no");
+        if (number_key < 0 || gguf_get_kv_type(parts_.back().gguf.get(), number_key) != GGUF_TYPE_UINT16 ||
+            gguf_get_val_u16(parts_.back().gguf.get(), number_key) != i - 1)
+            throw Error("'" + part + "' isn't part " + std::to_string(i) + ", as its name says");
     }
     if (tensor_bytes_ == 0) throw Error("'" + path + "' holds no tensors");
 }
@@ -96,9 +103,20 @@ std::optional<double> GgufFile::number(const std::string& key) const {
             return gguf_get_val_f64(gguf, id);
         case GGUF_TYPE_BOOL:
             return gguf_get_val_bool(gguf, id);
+        case GGUF_TYPE_ARRAY: {  // one number a layer
+            const gguf_type type = gguf_get_arr_type(gguf, id);
+            const std::size_t count = gguf_get_arr_n(gguf, id);
+            if ((type != GGUF_TYPE_INT32 && type != GGUF_TYPE_UINT32) || count == 0) break;
+            const auto* values = static_cast<const std::int32_t*>(gguf_get_arr_data(gguf, id));
+            if (std::any_of(values, values + count, [&](std::int32_t value) { return value != values[0]; }))
+                throw Error("'" + path_ + "': key " + key +
+                            " differs from layer to layer, which isn't supported");
+            return values[0];
+        }
         default:
-            throw Error("'" + path_ + "': key " + key + " is not a number");
+            break;
     }
+    throw Error("'" + path_ + "': key " + key + " is not a number");
 }
 
 double GgufFile::required_number(const std::string& key) const {
@@ -125,18 +143,17 @@ std::optional<std::vector<bool>> GgufFile::booleans(const std::string& key) cons
     const std::int64_t id = find(key);
     if (id < 0 || gguf_get_kv_type(keys(), id) != GGUF_TYPE_ARRAY) return std::nullopt;
     std::vector<bool> values(gguf_get_arr_n(keys(), id));
-    const void* data = gguf_get_arr_data(keys(), id);
     switch (gguf_get_arr_type(keys(), id)) {
         case GGUF_TYPE_BOOL:
         case GGUF_TYPE_INT8:
         case GGUF_TYPE_UINT8:
             for (std::size_t i = 0; i < values.size(); ++i)
-                values[i] = static_cast<const std::int8_t*>(data)[i] != 0;
+                values[i] = static_cast<const std::int8_t*>(gguf_get_arr_data(keys(), id))[i] != 0;
             return values;
         case GGUF_TYPE_INT32:
         case GGUF_TYPE_UINT32:
             for (std::size_t i = 0; i < values.size(); ++i)
-                values[i] = static_cast<const std::int32_t*>(data)[i] != 0;
+                values[i] = static_cast<const std::int32_t*>(gguf_get_arr_data(keys(), id))[i] != 0;
             return values;
         default:
             throw Error("'" + path_ + "': key " + key + " is no list of truth values");

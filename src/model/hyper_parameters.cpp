@@ -69,17 +69,11 @@ const std::vector<Architecture>& architectures() {
     return table;
 }
 
-// The magnitude correction of YaRN for a scaling factor.
-float yarn_magnitude(float factor, float multiplier) {
-    return factor <= 1 ? 1.0f : 0.1f * multiplier * std::log(factor) + 1.0f;
-}
-
-// What ggml_rope_ext is to multiply with. It applies 1 + 0.1 ln(factor) itself, so that is divided out.
-float yarn_attention_factor(float freq_scale, float log_multiplier) {
+// What ggml_rope_ext is to multiply with under YaRN: 1 + 0.1 ln(factor), which it applies itself, so that it
+// cancels; for less than 1 there is no correction to cancel.
+float yarn_attention_factor(float freq_scale) {
     const float factor = 1 / freq_scale;
-    const float wanted = log_multiplier != 0
-                             ? yarn_magnitude(factor, 1) / yarn_magnitude(factor, log_multiplier)
-                             : yarn_magnitude(factor, 1);
+    const float wanted = factor <= 1 ? 1.0f : 0.1f * std::log(factor) + 1.0f;
     return wanted / (1.0f + 0.1f * std::log(factor));
 }
 
@@ -97,18 +91,17 @@ Rope read_rope(const GgufFile& file, const std::string& prefix, std::uint32_t co
         throw Error("'" + file.path() + "' uses the rope scaling '" + type +
                     "', which isn't supported; linear, yarn and longrope are");
     if (factor > 0) rope.freq_scale = 1 / factor;
+    // Files with linear scaling often give the scaled length alone.
+    if (type == "linear" && factor > 1 && !file.number(prefix + "rope.scaling.original_context_length"))
+        rope.original_context = std::uint32_t(float(context_length) / factor);
     if (type == "longrope") {
         rope.scaling = RopeScaling::longrope;
     } else if (type == "linear") {
         if (factor > 0) rope.scaling = RopeScaling::linear;
     } else {
         rope.scaling = RopeScaling::yarn;
-        rope.ext_factor = number("rope.scaling.yarn_ext_factor", 1);
-        rope.beta_fast = number("rope.scaling.yarn_beta_fast", 32);
-        rope.beta_slow = number("rope.scaling.yarn_beta_slow", 1);
-        rope.log_multiplier = number("rope.scaling.yarn_log_multiplier", 0);
-        if (rope.ext_factor != 0)
-            rope.attn_factor = yarn_attention_factor(rope.freq_scale, rope.log_multiplier);
+        rope.ext_factor = 1;
+        rope.attn_factor = yarn_attention_factor(rope.freq_scale);
     }
     rope.file_attn_factor = number("rope.scaling.attn_factor", 1);
     rope.attn_factor *= rope.file_attn_factor;
@@ -155,8 +148,8 @@ void read_experts(const GgufFile& file, const std::string& prefix, HyperParamete
                     std::to_string(p.experts) + " experts can't be used");
     p.expert_feed_forward = count("expert_feed_forward_length");
     p.shared_feed_forward = count("expert_shared_feed_forward_length");
-    p.expert_weights_scale = float(file.number(prefix + "expert_weights_scale").value_or(0));
-    if (p.expert_weights_scale == 0) p.expert_weights_scale = 1;
+    if (file.number(prefix + "expert_group_count").value_or(0) > 1)
+        throw Error("'" + file.path() + "': groups of experts aren't supported");
 }
 
 }  // namespace
@@ -216,7 +209,20 @@ HyperParameters read_hyper_parameters(const GgufFile& file) {
     if (p.head_dim < 1 || p.head_dim > 1024 || p.head_dim % 2 != 0)
         refuse("the head size " + std::to_string(p.head_dim) + " isn't supported");
 
+    if (p.layers > int(file.tensor_names().size()))
+        refuse("it claims " + std::to_string(p.layers) + " layers and holds " +
+               std::to_string(file.tensor_names().size()) + " tensors");
+    if (file.number(prefix + "attention.causal").value_or(1) == 0)
+        refuse("attention to later tokens (an embedding model) isn't supported");
+    for (const char* key : {"attention.key_length_swa", "attention.value_length_swa"})
+        if (file.number(prefix + key).value_or(p.head_dim) != p.head_dim)
+            refuse("sliding layers with heads of another size aren't supported");
+    if (file.number(prefix + "rope.dimension_count_swa").value_or(p.rotated) != p.rotated)
+        refuse("sliding layers that rotate otherwise in part aren't supported");
+
     p.rope = read_rope(file, prefix, p.context_length);
+    // Older files of Phi-3 have the factors and don't name the scaling.
+    if (file.tensor("rope_factors_long.weight") != nullptr) p.rope.scaling = RopeScaling::longrope;
     read_sliding(file, prefix, p);
     read_experts(file, prefix, p);
     const Architecture a = p.architecture;
@@ -233,9 +239,11 @@ HyperParameters read_hyper_parameters(const GgufFile& file) {
         const auto factor = [&](const char* key) { return number(key, 0) == 0 ? 1.0f : number(key, 0); };
         p.embedding_scale = factor("embedding_scale");
         p.residual_scale = factor("residual_scale");
+        file.required_number(prefix + "logit_scale");
         p.logit_scale = 1 / factor("logit_scale");
         if (number("attention.scale", 0) != 0) p.attention_scale = number("attention.scale", 0);
-        if (number("rope.scaling.finetuned", 1) == 0) p.architecture.unrotated_period = 1;
+        if (a.name == "granite" && number("rope.scaling.finetuned", 1) == 0)
+            p.architecture.unrotated_period = 1;
     }
     return p;
 }
@@ -265,7 +273,10 @@ void apply_options(HyperParameters& p, const ModelOptions& options) {
         rope.scaling = wanted == "none"     ? RopeScaling::none
                        : wanted == "linear" ? RopeScaling::linear
                                             : RopeScaling::yarn;
-        if (wanted == "none") rope.freq_scale = 1;
+        if (wanted == "none") {
+            rope.freq_scale = 1;
+            p.context_length = rope.original_context;
+        }
         rope.ext_factor = wanted == "yarn" ? 1.0f : 0.0f;
         rope.attn_factor = 1;
     }
@@ -279,10 +290,12 @@ void apply_options(HyperParameters& p, const ModelOptions& options) {
     const std::uint32_t length = options.context_length;
     if (length > p.context_length) {
         if (rope.scaling != RopeScaling::linear && rope.scaling != RopeScaling::yarn)
-            throw Error("-c " + std::to_string(length) + " exceeds the " + std::to_string(p.context_length) +
-                            " tokens that the model was trained for, and its file has no rope scaling to "
-                            "extend them; --rope-scaling yarn or linear adds one",
-                        Error::Kind::usage);
+            throw Error(
+                "-c " + std::to_string(length) + " exceeds the " + std::to_string(p.context_length) +
+                    " tokens that the model was trained for, and its file has no rope scaling to "
+                    "extend them" +
+                    (rope.scaling == RopeScaling::none ? "; --rope-scaling yarn or linear adds one" : ""),
+                Error::Kind::usage);
         if (options.rope_scale > 0)
             throw Error("-c " + std::to_string(length) + " exceeds the " + std::to_string(p.context_length) +
                             " tokens of --rope-scale",
@@ -291,13 +304,7 @@ void apply_options(HyperParameters& p, const ModelOptions& options) {
     }
     if (length > 0) p.context_length = length;
     if (rope.ext_factor != 0)
-        rope.attn_factor =
-            rope.file_attn_factor * yarn_attention_factor(rope.freq_scale, rope.log_multiplier);
-    if (!p.architecture.sliding_unscaled) {
-        const float base = p.sliding_rope.freq_base;
-        p.sliding_rope = rope;
-        p.sliding_rope.freq_base = base;
-    }
+        rope.attn_factor = rope.file_attn_factor * yarn_attention_factor(rope.freq_scale);
 }
 
 }  // namespace holdfast

@@ -47,8 +47,7 @@ struct Rope {
     float freq_scale = 1;  // 1 / scaling factor
     float ext_factor = 0;  // YaRN: share of extrapolation
     float attn_factor = 1;
-    float file_attn_factor = 1;  // the file's part of it
-    float log_multiplier = 0;    // YaRN: of the magnitude correction that the file leaves to the model
+    float file_attn_factor = 1;           // the file's part of it
     float beta_fast = 32, beta_slow = 1;  // YaRN: rotations at which interpolation begins and ends
     std::uint32_t original_context = 0;   // tokens, before scaling
 };
@@ -78,7 +77,6 @@ struct HyperParameters {
 
     int experts = 0, experts_used = 0;
     int expert_feed_forward = 0, shared_feed_forward = 0;
-    float expert_weights_scale = 1;
 
     int group() const { return heads / kv_heads; }
     bool slides(int layer) const { return sliding[std::size_t(layer)]; }

@@ -43,9 +43,14 @@ class TensorBinder {
     // Matrices are expanded to fp32, so their type must be one that ggml can expand.
     ggml_tensor* matrix(const std::string& name, std::int64_t inputs, std::int64_t outputs) {
         ggml_tensor* tensor = required(name, {inputs, outputs});
-        if (tensor->type != GGML_TYPE_F32 && ggml_get_type_traits(tensor->type)->to_float == nullptr)
+        return multipliable(tensor);
+    }
+    // A matrix of a type that ggml's CPU backend multiplies and can expand to fp32.
+    ggml_tensor* multipliable(ggml_tensor* tensor) {
+        if ((tensor->type != GGML_TYPE_F32 && ggml_get_type_traits(tensor->type)->to_float == nullptr) ||
+            ggml_get_type_traits_cpu(tensor->type)->vec_dot == nullptr)
             throw Error("'" + file_.path() + "': tensor " + tensor->name + " has the type " +
-                        ggml_type_name(tensor->type) + ", which can't be expanded");
+                        ggml_type_name(tensor->type) + ", which can't be multiplied");
         return tensor;
     }
     bool has(const std::string& name) const { return file_.tensor(name) != nullptr; }
@@ -62,7 +67,7 @@ class TensorBinder {
     }
     ggml_tensor* experts(const std::string& name, std::int64_t inputs, std::int64_t outputs,
                          std::int64_t count) {
-        return required(name + ".weight", {inputs, outputs, count});
+        return multipliable(required(name + ".weight", {inputs, outputs, count}));
     }
     Linear linear(const std::string& name, std::int64_t inputs, std::int64_t outputs) {
         Linear linear;
@@ -180,7 +185,8 @@ LayerWeights Model::bind_layer(TensorBinder& bind, int index) {
             w.shared_up = bind.linear(block + "ffn_up_shexp", p.hidden, shared);
             w.shared_down = bind.linear(block + "ffn_down_shexp", shared, p.hidden);
             if (a.shared_expert_gate) {
-                w.shared_router.weight = bind.required(block + "ffn_gate_inp_shexp.weight", {p.hidden});
+                w.shared_router.weight =
+                    bind.vector(bind.required(block + "ffn_gate_inp_shexp.weight", {p.hidden}));
                 w.shared_router.mapped = w.shared_router.weight;
             }
         }
@@ -263,6 +269,18 @@ std::string Model::fingerprint() const {
                               double(p.kv_heads),   double(p.head_dim),    double(p.feed_forward),
                               double(p.vocabulary), double(p.rms_epsilon), double(p.rope.freq_base)};
     add(numbers, sizeof numbers);
+    // Of models that have them, so that others keep their fingerprint.
+    const double more[] = {double(p.attention_soft_cap), double(p.final_soft_cap), double(p.embedding_scale),
+                           double(p.residual_scale),     double(p.logit_scale),    double(p.sliding_window),
+                           double(p.experts_used),       double(p.rotated)};
+    const double usual[] = {0, 0, 1, 1, 1, 0, 0, double(p.head_dim)};
+    if (!std::equal(std::begin(more), std::end(more), usual)) {
+        add(more, sizeof more);
+        for (int l = 0; l < p.layers; ++l) {
+            const bool slides = p.slides(l);
+            add(&slides, sizeof slides);
+        }
+    }
     constexpr std::size_t sample = 1024;
     for (const std::string& name : file_.tensor_names()) {
         const ggml_tensor* tensor = file_.tensor(name);

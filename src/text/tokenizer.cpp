@@ -78,6 +78,8 @@ Tokenizer::Tokenizer(const std::string& model_path) : state_(new State) {
     state_->model = llama_model_load_from_file(model_path.c_str(), parameters);
     if (state_->model == nullptr) throw Error("'" + model_path + "': its vocabulary can't be read");
     state_->vocab = llama_model_get_vocab(state_->model);
+    if (llama_vocab_type(state_->vocab) == LLAMA_VOCAB_TYPE_NONE)
+        throw Error("'" + model_path + "' has no vocabulary, so it can't read text");
     if (llama_model_chat_template(state_->model, nullptr) != nullptr) {
         try {
             state_->templates = common_chat_templates_init(state_->model, "");
