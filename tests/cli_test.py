@@ -89,6 +89,47 @@ class Cli(unittest.TestCase):
         self.refused(run("profile-heads", "-o", self.folder / "no" / "heads.json"), 1, "cannot write")
         self.refused(run("profile-heads", "-o", self.folder / "heads.json", "--prompts", "3"), 2, "20")
 
+    # Breaks if a sample is lost or counted twice, a resumed run repeats or mixes results, or a bad line isn't named.
+    def test_eval(self):
+        sample = {"task": "keeper", "context": DOCUMENT, "question": "What is the name of the keeper?", "answer_prefix": " The name is",
+                  "answers": ["Ottoline Finch"], "max_new_tokens": 6, "metric": "string_match_all"}
+        other = dict(sample, task="light", question="What colour is the light?", answers=["white", "The light is white"], metric="f1")
+        data = self.write("own.jsonl", json.dumps(sample) + "\n\n" + json.dumps(other) + "\n")
+        out = self.folder / "results"
+        arguments = ["eval", "run", "--data", data, "--out", out, "--methods", "full,snapkv,layer-defensive", "--budgets", "60%,90%"]
+        first = run(*arguments)
+        self.assertEqual(first.returncode, 0, first.stderr)
+        for word in ["2 samples", "question-agnostic", "snapkv 60%", "layer-defensive 90%", "mean of 2"]:
+            self.assertIn(word, first.stdout.decode())
+        lines = (out / "results.jsonl").read_text().splitlines()
+        results = [json.loads(line) for line in lines]
+        self.assertEqual(len(results), 2 * 5)
+        self.assertEqual({(r["task"], r["method"], r["budget"]) for r in results},
+                         {(t, m, b) for t in ["keeper", "light"] for m, b in [("full", "100%"), ("snapkv", "60%"), ("snapkv", "90%"),
+                                                                               ("layer-defensive", "60%"), ("layer-defensive", "90%")]})
+        self.assertEqual(len(results[0]["kept_by_layer"]), 30)
+        self.refused(run(*arguments), 2, "--resume")
+
+        # A kill may leave half a line: resuming drops it and runs that sample alone again, with the same answer.
+        (out / "results.jsonl").write_text("\n".join(lines[:7]) + "\n" + lines[7][:40])
+        again = run(*arguments, "--resume")
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertEqual(again.stdout, first.stdout)
+        resumed = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+        strip = lambda r: {k: v for k, v in r.items() if not k.endswith("seconds")}
+        self.assertEqual([strip(r) for r in resumed], [strip(r) for r in results])
+        self.refused(run(*arguments, "--resume", "--question-aware"), 2, "manifest.json")
+
+        for line, *words in [("{", "bad.jsonl:2"), (json.dumps({k: v for k, v in sample.items() if k != "answers"}), "bad.jsonl:2", "answers"),
+                             (json.dumps(dict(sample, metric="bleu")), "bad.jsonl:2", "bleu", "rouge_l"), (json.dumps(dict(sample, answers=[])), "bad.jsonl:2"),
+                             (json.dumps(dict(sample, max_new_tokens=0)), "bad.jsonl:2"), (json.dumps(dict(sample, max_new_tokens=9000)), "bad.jsonl:2", "8192")]:
+            bad = self.write("bad.jsonl", json.dumps(sample) + "\n" + line + "\n")
+            self.refused(run("eval", "run", "--data", bad, "--out", self.folder / "bad"), 1, *words)
+            self.assertFalse((self.folder / "bad").exists())
+        self.refused(run("eval", "run", "--data", self.write("none.jsonl", "\n"), "--out", out), 1, "none.jsonl")
+        self.refused(run("eval", "run", "--data", data, "--out", "/proc/none"), 1, "/proc/none")
+        self.refused(run("eval", "run", "--data", data, "--out", out, "--methods", "magic"), 2, "magic")
+
     # Breaks if a bad file crashes, passes, or isn't named.
     def test_failures(self):
         q = "Who is the keeper?"

@@ -6,6 +6,7 @@
 namespace holdfast {
 
 void add_ask(CLI::App& app);
+void add_eval(CLI::App& app);
 void add_info(CLI::App& app);
 void add_methods(CLI::App& app);
 void add_profile_heads(CLI::App& app);

@@ -18,6 +18,7 @@ int main(int argc, char** argv) {  // NOLINT(bugprone-exception-escape)
     app.require_subcommand(1);
     app.failure_message(CLI::FailureMessage::help);
     holdfast::add_ask(app);
+    holdfast::add_eval(app);
     holdfast::add_info(app);
     holdfast::add_methods(app);
     holdfast::add_profile_heads(app);

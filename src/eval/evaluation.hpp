@@ -1,0 +1,69 @@
+// Runs samples through many methods and budgets, one reading for all of them.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "engine/context.hpp"
+#include "eval/samples.hpp"
+#include "model/decoder_graph.hpp"
+#include "text/tokenizer.hpp"
+
+namespace holdfast {
+
+// A method with its budget, as results name it.
+struct Contestant {
+    std::string method;
+    std::string budget;  // "20%"; "100%" for full
+    CompressionRequest request;
+};
+
+struct SampleResult {
+    std::string prompt;  // hash of its tokens
+    std::string task;
+    std::string method, budget;
+    std::string answer;
+    double score = 0;
+    std::uint32_t tokens = 0;         // of the context
+    double kept_mean = 0;             // of a head
+    std::vector<std::uint32_t> kept;  // by layer, all its heads together
+    int answer_tokens = 0;
+    double prefill_seconds = 0, compression_seconds = 0, answer_seconds = 0;
+};
+
+struct EvaluationSettings {
+    bool question_aware = false;  // compress with the question known
+};
+
+class Evaluation {
+  public:
+    Evaluation(const Model& model, const Tokenizer& tokenizer, Compute& compute, EvaluationSettings settings)
+        : model_(model),
+          tokenizer_(tokenizer),
+          compute_(compute),
+          decoder_(model, compute),
+          settings_(settings) {}
+
+    // Hash of a sample's prompt as this evaluation reads it: results are found again by it.
+    std::string prompt_hash(const Sample& sample) const;
+    // Throws Error if the prompt and the longest answer don't fit the model's context.
+    void check(const Sample& sample) const;
+    // In the order of the contestants.
+    std::vector<SampleResult> run(const Sample& sample, const std::vector<Contestant>& contestants,
+                                  const std::function<void(const ReadProgress&)>& progress = {});
+
+  private:
+    struct Tokens {
+        std::vector<int> context, rest;
+    };
+    Tokens tokens_of(const Sample& sample) const;
+
+    const Model& model_;
+    const Tokenizer& tokenizer_;
+    Compute& compute_;
+    DecoderGraph decoder_;
+    EvaluationSettings settings_;
+};
+
+}  // namespace holdfast
