@@ -109,7 +109,7 @@ std::vector<Variant> variants() {
 class Architectures : public ::testing::TestWithParam<Variant> {
   protected:
     static std::string path() {
-        const std::string file = testing::temporary_path(GetParam().name + ".gguf");
+        std::string file = testing::temporary_path(GetParam().name + ".gguf");
         write_random_model(file, GetParam().model);
         return file;
     }

@@ -230,7 +230,8 @@ HyperParameters read_hyper_parameters(const GgufFile& file) {
         return float(file.number(prefix + key).value_or(otherwise));
     };
     p.attention_scale = 1.0f / std::sqrt(float(p.head_dim));
-    if (a.wide_scale_layers == p.layers) p.attention_scale = 1.0f / std::sqrt(float(p.hidden / p.heads));
+    if (a.wide_scale_layers == p.layers)
+        p.attention_scale = 1.0f / std::sqrt(float(p.hidden) / float(p.heads));
     if (a.soft_caps) p.attention_soft_cap = number("attn_logit_softcapping", 50);
     if (a.soft_caps || a.final_soft_cap)
         p.final_soft_cap = number("final_logit_softcapping", a.soft_caps ? 30 : 0);
