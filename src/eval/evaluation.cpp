@@ -37,9 +37,13 @@ std::string Evaluation::prompt_hash(const Sample& sample) const {
     return hex;
 }
 
-void Evaluation::check(const Sample& sample) const {
+std::size_t Evaluation::prompt_tokens(const Sample& sample) const {
     const Tokens tokens = tokens_of(sample);
-    const std::size_t all = tokens.context.size() + tokens.rest.size() + std::size_t(sample.most_tokens);
+    return tokens.context.size() + tokens.rest.size();
+}
+
+void Evaluation::check(const Sample& sample) const {
+    const std::size_t all = prompt_tokens(sample) + std::size_t(sample.most_tokens);
     if (all > model_.parameters().context_length)
         throw Error(sample.id + ": the prompt and its longest answer take " + std::to_string(all) +
                     " tokens, and the model reads " + std::to_string(model_.parameters().context_length));

@@ -47,6 +47,7 @@ class Evaluation {
 
     // Hash of a sample's prompt as this evaluation reads it: results are found again by it.
     std::string prompt_hash(const Sample& sample) const;
+    std::size_t prompt_tokens(const Sample& sample) const;
     // Throws Error if the prompt and the longest answer don't fit the model's context.
     void check(const Sample& sample) const;
     // In the order of the contestants.
