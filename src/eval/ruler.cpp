@@ -367,23 +367,28 @@ struct RulerGenerator::Documents {
     std::vector<std::string> documents;
     std::vector<Question> questions;
 
-    // Documents without repetition, sorted; texts become their numbers.
-    void index(
-        std::vector<std::pair<Question, std::pair<std::vector<std::string>, std::vector<std::string>>>> raw) {
+    // As a file has them: with the documents' texts instead of their numbers.
+    struct Raw {
+        Question question;
+        std::vector<std::string> own, related;
+    };
+
+    // Documents without repetition, sorted.
+    void index(const std::vector<Raw>& entries) {
         std::set<std::string> all;
-        for (const auto& [question, texts] : raw) {
-            all.insert(texts.first.begin(), texts.first.end());
-            all.insert(texts.second.begin(), texts.second.end());
+        for (const Raw& raw : entries) {
+            all.insert(raw.own.begin(), raw.own.end());
+            all.insert(raw.related.begin(), raw.related.end());
         }
         documents.assign(all.begin(), all.end());
         const auto number = [&](const std::string& text) {
             return std::size_t(std::lower_bound(documents.begin(), documents.end(), text) -
                                documents.begin());
         };
-        for (auto& [question, texts] : raw) {
-            for (const std::string& text : texts.first) question.own.push_back(number(text));
-            for (const std::string& text : texts.second) question.related.push_back(number(text));
-            questions.push_back(std::move(question));
+        for (const Raw& raw : entries) {
+            questions.push_back(raw.question);
+            for (const std::string& text : raw.own) questions.back().own.push_back(number(text));
+            for (const std::string& text : raw.related) questions.back().related.push_back(number(text));
         }
     }
 
@@ -391,7 +396,7 @@ struct RulerGenerator::Documents {
         std::ifstream file(path);
         if (!file) throw Error("cannot open the questions '" + path + "'");
         auto result = std::make_unique<Documents>();
-        std::vector<std::pair<Question, std::pair<std::vector<std::string>, std::vector<std::string>>>> raw;
+        std::vector<Raw> raw;
         try {
             const nlohmann::json json = nlohmann::json::parse(file);
             if (squad) {
@@ -407,7 +412,7 @@ struct RulerGenerator::Documents {
                                 question.answers.push_back(answer.at("text").get<std::string>());
                             std::vector<std::string> others = paragraphs;
                             std::erase(others, paragraphs[p]);
-                            raw.push_back({std::move(question), {{paragraphs[p]}, std::move(others)}});
+                            raw.push_back({question, {paragraphs[p]}, others});
                         }
                 }
             } else {
@@ -422,14 +427,14 @@ struct RulerGenerator::Documents {
                         for (const auto& sentence : document.at(1)) text += sentence.get<std::string>();
                         own.push_back(std::move(text));
                     }
-                    raw.push_back({std::move(question), {std::move(own), {}}});
+                    raw.push_back({question, own, {}});
                 }
             }
         } catch (const nlohmann::json::exception& error) {
             throw Error("'" + path + "' isn't " + (squad ? "SQuAD 2.0" : "HotpotQA") +
                         " as published: " + error.what());
         }
-        result->index(std::move(raw));
+        result->index(raw);
         if (result->questions.empty()) throw Error("'" + path + "' holds no questions");
         return result;
     }
