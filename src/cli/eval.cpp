@@ -13,6 +13,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/whole_file.hpp"
 #include "cli/commands.hpp"
 #include "cli/model_options.hpp"
 #include "cli/terminal.hpp"
@@ -170,14 +171,6 @@ nlohmann::ordered_json manifest_of(const EvalOptions& options, const Model& mode
             {"question_aware", options.question_aware}};
 }
 
-void write_manifest(const std::string& path, const nlohmann::ordered_json& manifest) {
-    std::ofstream file(path + ".part");
-    file << manifest.dump(2) << "\n";
-    file.close();
-    if (!file || std::rename((path + ".part").c_str(), path.c_str()) != 0)
-        throw Error("cannot write '" + path + "'");
-}
-
 // The model, and everything that stays the same between samples.
 struct Bench {
     Model model;
@@ -217,7 +210,7 @@ void evaluate(const EvalOptions& options, Bench& bench, const std::vector<Sample
                 Error::Kind::usage);
         results.load(results_path);
     }
-    write_manifest(manifest_path, manifest);
+    write_whole_file(manifest_path, manifest.dump(2) + "\n");
     std::ofstream output(results_path, std::ios::app | std::ios::binary);
     if (!output) throw Error("cannot write '" + results_path + "'");
 
@@ -275,20 +268,18 @@ struct RulerOptions : EvalOptions {
 
 // Samples in the form that `eval run` reads.
 void write_samples(const std::string& path, const std::vector<Sample>& samples) {
-    std::ofstream file(path + ".part", std::ios::binary);
+    std::string lines;
     for (const Sample& s : samples)
-        file << nlohmann::ordered_json{{"task", s.task},
-                                       {"context", s.context},
-                                       {"question", s.question},
-                                       {"answer_prefix", s.answer_prefix},
-                                       {"answers", s.answers},
-                                       {"max_new_tokens", s.most_tokens},
-                                       {"metric", metric_name(s.metric)}}
-                    .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
-             << "\n";
-    file.close();
-    if (!file || std::rename((path + ".part").c_str(), path.c_str()) != 0)
-        throw Error("cannot write '" + path + "'");
+        lines += nlohmann::ordered_json{{"task", s.task},
+                                        {"context", s.context},
+                                        {"question", s.question},
+                                        {"answer_prefix", s.answer_prefix},
+                                        {"answers", s.answers},
+                                        {"max_new_tokens", s.most_tokens},
+                                        {"metric", metric_name(s.metric)}}
+                     .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
+                 "\n";
+    write_whole_file(path, lines);
 }
 
 void run_ruler(const RulerOptions& options) {

@@ -22,10 +22,10 @@ Compressor::Compressor(const Model& model, Compute& compute, RaggedCache& scratc
           [&compute](int count, const std::function<void(int, int)>& task) { compute.parallel(count, task); },
           compute.threads()) {
     layer_.shape = layer_shape(parameters_, tokens);
-    for (int l = 0; l < parameters_.layers; ++l) {
-        rotations_.push_back(measure_rotation(model, compute, l));
+    for (int l = 0; l < parameters_.layers; ++l)
         if (!parameters_.slides(l)) global_layers_.push_back(l);
-    }
+    const auto rotated = std::ranges::find_if(global_layers_, [&](int l) { return parameters_.rotates(l); });
+    if (rotated != global_layers_.end()) rotation_ = measure_rotation(model, compute, *rotated);
     for (const CompressionRequest& request : requests) {
         std::vector<double> heads;
         if (request.method.needs_profile()) {
@@ -50,7 +50,7 @@ void Compressor::begin_layer(int layer) {
     model_layer_ = layer;
     if (parameters_.slides(layer)) return;
     layer_.shape.layer = int(std::ranges::find(global_layers_, layer) - global_layers_.begin());
-    layer_.shape.rotation = &rotations_[std::size_t(layer)];
+    layer_.shape.rotation = parameters_.rotates(layer) ? &rotation_ : &no_rotation_;
     for (Compression& compression : compressions_) compression.begin_layer(layer_.shape);
 }
 

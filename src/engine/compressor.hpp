@@ -47,8 +47,9 @@ class Compressor {
     std::span<RaggedCache> caches_;
     std::vector<Compression> compressions_;
     std::vector<double> seconds_;
-    std::vector<Rotation> rotations_;  // [layers]
-    std::vector<int> global_layers_;   // the model's numbers of layers that eviction works on
+    Rotation rotation_;               // of the layers below that rotate: the same in all
+    const Rotation no_rotation_;      // of the others
+    std::vector<int> global_layers_;  // the model's numbers of layers that eviction works on
     int model_layer_ = 0;
     Observer observer_;
     ObservedLayer layer_;

@@ -32,7 +32,7 @@ GramStore::GramStore(const Model& model, Compute& compute, const std::string& fo
 
     std::error_code error;
     const std::size_t bytes =
-        sizeof header + layer_floats() * std::size_t(parameters_.global_layers()) * sizeof(float);
+        sizeof header + bytes_for(parameters_) * std::size_t(parameters_.global_layers());
     if (std::filesystem::file_size(path_, error) == bytes && !error) {
         try {
             file_ = std::make_unique<MappedFile>(path_);
@@ -55,11 +55,6 @@ GramStore::~GramStore() {
     std::remove(temporary_.c_str());
 }
 
-std::size_t GramStore::layer_floats() const {
-    return std::size_t(parameters_.heads) *
-           PackedMatrix::elements(parameters_.head_dim, parameters_.head_dim);
-}
-
 std::size_t GramStore::bytes_for(const HyperParameters& p) {
     return std::size_t(p.heads) * PackedMatrix::elements(p.head_dim, p.head_dim) * sizeof(float);
 }
@@ -69,10 +64,10 @@ std::span<const PackedMatrix> GramStore::layer(int layer, const PackedMatrix& ou
     const std::size_t each = PackedMatrix::elements(d, d);
     const float* panels = nullptr;
     if (file_) {
-        panels = reinterpret_cast<const float*>(file_->bytes().data() + sizeof(Header)) +
-                 std::size_t(layer) * layer_floats();
+        panels = reinterpret_cast<const float*>(file_->bytes().data() + sizeof(Header) +
+                                                std::size_t(layer) * bytes_for(parameters_));
     } else {
-        computed_.reserve(layer_floats() * sizeof(float));
+        computed_.reserve(bytes_for(parameters_));
         compute_.parallel(parameters_.heads, [&](int head, int) {
             pack_gram(output, head, d, computed_.as<float>() + std::size_t(head) * each);
         });
@@ -85,8 +80,7 @@ std::span<const PackedMatrix> GramStore::layer(int layer, const PackedMatrix& ou
 
 void GramStore::append(int layer) {
     if (writing_ == nullptr) return;
-    const bool written =
-        std::fwrite(computed_.as<float>(), sizeof(float), layer_floats(), writing_) == layer_floats();
+    const bool written = std::fwrite(computed_.as<std::byte>(), bytes_for(parameters_), 1, writing_) == 1;
     if (written && layer + 1 < parameters_.global_layers()) return;
     const bool complete = std::fclose(writing_) == 0 && written;
     writing_ = nullptr;

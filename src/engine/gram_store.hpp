@@ -26,10 +26,9 @@ class GramStore {
     // Of each query head of the layer; valid until the next call. output: the layer's expanded projection.
     std::span<const PackedMatrix> layer(int layer, const PackedMatrix& output);
 
-    static std::size_t bytes_for(const HyperParameters& parameters);
+    static std::size_t bytes_for(const HyperParameters& parameters);  // of a layer
 
   private:
-    std::size_t layer_floats() const;
     void append(int layer);
 
     const HyperParameters& parameters_;

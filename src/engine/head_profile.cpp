@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/whole_file.hpp"
 #include "shipped_profiles.hpp"  // made from profiles/*.json
 
 namespace holdfast {
@@ -73,14 +74,7 @@ void write_head_profile(const HeadProfile& profile, const std::string& path) {
         text += "]";
     }
     text += "\n ]\n}\n";
-    const std::string temporary = path + ".part";
-    std::ofstream file(temporary, std::ios::binary);
-    file << text;
-    file.close();
-    if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
-        std::remove(temporary.c_str());
-        throw Error("cannot write '" + path + "'");
-    }
+    write_whole_file(path, text);
 }
 
 HeadProfile load_head_profile(const std::string& path, const Model& model) {

@@ -1,12 +1,8 @@
 #include "eval/evaluation.hpp"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
-#include <cstdio>
-
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/hash.hpp"
 #include "engine/session.hpp"
 #include "text/utf8.hpp"
 
@@ -23,18 +19,18 @@ Evaluation::Tokens Evaluation::tokens_of(const Sample& sample) const {
     return tokens;
 }
 
-std::string Evaluation::prompt_hash(const Sample& sample) const {
-    const Tokens tokens = tokens_of(sample);
-    XXH3_state_t state;
-    XXH3_64bits_reset(&state);
-    for (const std::vector<int>* part : {&tokens.context, &tokens.rest}) {
+std::string Evaluation::Tokens::hash() const {
+    Hash hash;
+    for (const std::vector<int>* part : {&context, &rest}) {
         const std::size_t count = part->size();
-        XXH3_64bits_update(&state, &count, sizeof count);
-        XXH3_64bits_update(&state, part->data(), count * sizeof(int));
+        hash.add(&count, sizeof count);
+        hash.add(part->data(), count * sizeof(int));
     }
-    char hex[17];
-    std::snprintf(hex, sizeof hex, "%016llx", static_cast<unsigned long long>(XXH3_64bits_digest(&state)));
-    return hex;
+    return hash.hex();
+}
+
+std::string Evaluation::prompt_hash(const Sample& sample) const {
+    return tokens_of(sample).hash();
 }
 
 std::size_t Evaluation::prompt_tokens(const Sample& sample) const {
@@ -52,7 +48,7 @@ void Evaluation::check(const Sample& sample) const {
 std::vector<SampleResult> Evaluation::run(const Sample& sample, const std::vector<Contestant>& contestants,
                                           const std::function<void(const ReadProgress&)>& progress) {
     const Tokens tokens = tokens_of(sample);
-    const std::string hash = prompt_hash(sample);
+    const std::string hash = tokens.hash();
     std::vector<CompressionRequest> requests;
     for (const Contestant& contestant : contestants) requests.push_back(contestant.request);
     const std::vector<Context> contexts =

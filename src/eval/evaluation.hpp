@@ -57,6 +57,7 @@ class Evaluation {
   private:
     struct Tokens {
         std::vector<int> context, rest;
+        std::string hash() const;
     };
     Tokens tokens_of(const Sample& sample) const;
 

@@ -1,16 +1,13 @@
 #include "model/model.hpp"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <initializer_list>
 #include <set>
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/hash.hpp"
 
 namespace holdfast {
 
@@ -261,9 +258,8 @@ std::size_t Model::repacked_bytes() const {
 
 std::string Model::fingerprint() const {
     const HyperParameters& p = parameters_;
-    XXH3_state_t state;
-    XXH3_64bits_reset(&state);
-    const auto add = [&](const void* data, std::size_t bytes) { XXH3_64bits_update(&state, data, bytes); };
+    Hash hash;
+    const auto add = [&](const void* data, std::size_t bytes) { hash.add(data, bytes); };
     add(p.architecture.name.c_str(), p.architecture.name.size() + 1);
     const double numbers[] = {double(p.layers),     double(p.hidden),      double(p.heads),
                               double(p.kv_heads),   double(p.head_dim),    double(p.feed_forward),
@@ -291,9 +287,7 @@ std::string Model::fingerprint() const {
         add(tensor->data, part);
         add(static_cast<const std::byte*>(tensor->data) + (bytes - part), part);
     }
-    char hex[17];
-    std::snprintf(hex, sizeof hex, "%016llx", static_cast<unsigned long long>(XXH3_64bits_digest(&state)));
-    return hex;
+    return hash.hex();
 }
 
 void Model::embed(int token, float* to) const {
