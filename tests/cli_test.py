@@ -130,6 +130,91 @@ class Cli(unittest.TestCase):
         self.refused(run("eval", "run", "--data", data, "--out", "/proc/none"), 1, "/proc/none")
         self.refused(run("eval", "run", "--data", data, "--out", out, "--methods", "magic"), 2, "magic")
 
+    # Breaks if the tenth sample is dropped because its prompt is the first's, or keeps or answers anything else.
+    def test_eval_repeated_prompt(self):
+        sample = {"task": "keeper", "context": DOCUMENT, "question": "What is the name of the keeper?", "answers": ["Ottoline Finch"], "max_new_tokens": 4,
+                  "metric": "f1"}
+        others = [dict(sample, context=f"{i}. " + DOCUMENT) for i in range(8)]
+        data = self.write("ten.jsonl", "".join(json.dumps(s) + "\n" for s in [sample, *others, sample]))
+        out = self.folder / "ten"
+        self.assertEqual(run("eval", "run", "--data", data, "--out", out, "--methods", "layer-defensive", "--budgets", "50%").returncode, 0)
+        results = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+        self.assertEqual(len(results), 10)
+        for name in ["prompt", "kept_by_layer", "answer", "score"]:
+            self.assertEqual(results[0][name], results[9][name])
+        self.assertNotEqual(results[0]["prompt"], results[1]["prompt"])
+
+    # Breaks if a report's means aren't those of the results, or a folder that isn't one passes.
+    def test_report(self):
+        sample = {"task": "keeper", "context": DOCUMENT, "question": "What is the name of the keeper?", "answer_prefix": " The name is",
+                  "answers": ["Ottoline Finch"], "max_new_tokens": 6, "metric": "string_match_all"}
+        data, out = self.write("own.jsonl", json.dumps(sample) + "\n"), self.folder / "results"
+        self.assertEqual(run("eval", "run", "--data", data, "--out", out, "--methods", "full,snapkv,critical-snapkv", "--budgets", "40%,90%").returncode, 0)
+        made = run("report", out)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        page, text = (out / "report.html").read_text(), (out / "report.md").read_text()
+        self.assertIn("Score against budget", text)
+        for line in (out / "results.jsonl").read_text().splitlines():
+            r = json.loads(line)
+            if r["method"] != "full":
+                self.assertIn(f"| {r['method']} | {r['budget']} | {r['tokens']} | {r['kept_mean']:.0f} |", text)
+        self.assertEqual(page.count("<canvas"), 3)  # the curve, kept shares at two budgets
+        self.refused(run("report", self.folder), 1, "manifest.json")
+        (out / "results.jsonl").write_text("")
+        self.refused(run("report", out), 1, "results.jsonl")
+
+    # Breaks if a dataset gets another's prompt, length or metric, texts aren't split behind the context, or too long ones are refused.
+    def test_longbench(self):
+        asked = {"narrativeqa": (128, "f1", "Question: {}\n\nAnswer:"), "qasper": (128, "f1", "Question: {}\n\nAnswer:"), "multifieldqa_en": (64, "f1", "Question: {}\nAnswer:"),
+                 "hotpotqa": (32, "f1", "Question: {}\nAnswer:"), "2wikimqa": (32, "f1", "Question: {}\nAnswer:"), "musique": (32, "f1", "Question: {}\nAnswer:"),
+                 "gov_report": (512, "rouge_l", "Summary:"), "qmsum": (512, "rouge_l", "Query: {}\nAnswer:"), "multi_news": (512, "rouge_l", "Summary:"),
+                 "trec": (64, "classification", "\n{}"), "triviaqa": (32, "f1", "\n\n{}"), "samsum": (128, "rouge_l", "\n\n{}"),
+                 "passage_count": (32, "count", "The final answer is: "), "passage_retrieval_en": (32, "retrieval", "The answer is: "),
+                 "lcc": (64, "code_sim", "Next line of code:\n"), "repobench-p": (64, "code_sim", "{}Next line of code:\n"),
+                 "multifieldqa_zh": (64, "f1_zh", "问题：{}\n回答："), "dureader": (128, "rouge_l_zh", "问题：{}\n回答："), "vcsum": (512, "rouge_l_zh", "会议总结："),
+                 "lsht": (64, "classification", "\n{}"), "passage_retrieval_zh": (32, "retrieval_zh", "答案是：")}
+        context = "The boat came in {input} at noon. " * 30
+        answer = lambda name: "段落3" if name == "passage_retrieval_zh" else "Paragraph 3"
+        for name in asked:
+            published = {"input": f"Who asked {name}?", "context": context, "answers": [answer(name), answer(name) + "."], "length": 9, "dataset": name, "language": "en",
+                         "all_classes": ["Paragraph 3", "Other"] if name in ("trec", "lsht") else None, "_id": "1"}
+            self.write(f"{name}.jsonl", json.dumps(published) + "\n" + json.dumps(published) + "\n")
+        dump = self.folder / "dump.jsonl"
+        made = run("eval", "longbench", "--data", self.folder, "--samples", "1", "--dump", dump)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        samples = {s["task"]: s for s in map(json.loads, dump.read_text().splitlines())}
+        self.assertEqual(list(samples), list(asked))
+        for name, s in samples.items():
+            length, metric, end = asked[name]
+            self.assertTrue(s["context"].endswith(context), name)
+            self.assertTrue(s["question"].endswith(end.format(f"Who asked {name}?")), (name, s["question"]))
+            self.assertEqual((s["max_new_tokens"], s["metric"], s["answers"]), (length, metric, [answer(name), answer(name) + "."]), name)
+            self.assertEqual(s.get("chat_template", True), name not in ("trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p"), name)
+            self.assertEqual(s.get("first_line", False), name in ("trec", "triviaqa", "samsum", "lsht"), name)
+            self.assertEqual(s.get("classes"), ["Paragraph 3", "Other"] if name in ("trec", "lsht") else None)
+        self.assertEqual(samples["trec"]["question"], "\nWho asked trec?")
+
+        # 30 lines are more than 256 tokens: the middle goes; and a first line ends with its line.
+        out = self.folder / "out"
+        tasks = "passage_count,trec,lcc,passage_retrieval_zh"
+        ran = run("eval", "longbench", "--data", self.folder, "--tasks", tasks, "--samples", "1", "--out", out, "-c", "256", "--methods", "full,layer-defensive", "--budgets", "50%")
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        results = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+        self.assertEqual([r["task"] for r in results[::2]], tasks.split(","))
+        for r in results:
+            self.assertGreater(r["cut_tokens"], 20)
+            self.assertLess(r["tokens"] + samples[r["task"]]["max_new_tokens"], 256)
+            self.assertEqual(r["chat_template"], r["task"].startswith("passage"))
+            if r["task"] == "trec":
+                self.assertNotIn("\n", r["answer"])
+        bad = json.loads((self.folder / "passage_retrieval_en.jsonl").read_text().splitlines()[0])
+        self.write("passage_retrieval_en.jsonl", json.dumps(dict(bad, answers=["the third"])) + "\n")
+        self.refused(run("eval", "longbench", "--data", self.folder, "--tasks", "passage_retrieval_en", "--out", self.folder / "bad"), 1, "passage_retrieval_en.jsonl:1", "the third")
+        self.write("trec.jsonl", json.dumps({"input": "", "context": "x", "answers": ["y"]}) + "\n")
+        self.refused(run("eval", "longbench", "--data", self.folder, "--tasks", "trec", "--dump", dump), 1, "trec.jsonl:1", "all_classes")
+        self.refused(run("eval", "longbench", "--data", self.folder, "--tasks", "trek", "--dump", dump), 2, "trek", "narrativeqa")
+        self.refused(run("eval", "longbench", "--data", self.folder / "absent", "--tasks", "trec", "--dump", dump), 1, "absent")
+
     # Breaks if RULER's tasks aren't written as `eval run` reads them, or one that can't be made is silently left out.
     def test_ruler(self):
         words = self.write("words.txt", "".join(a + b + c + d + "\n" for a in "bcdfglmnprst" for b in "aeiou" for c in "bdklmnrstv" for d in "aeo"))

@@ -10,5 +10,6 @@ void add_eval(CLI::App& app);
 void add_info(CLI::App& app);
 void add_methods(CLI::App& app);
 void add_profile_heads(CLI::App& app);
+void add_report(CLI::App& app);
 
 }  // namespace holdfast

@@ -13,14 +13,18 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/hash.hpp"
 #include "base/whole_file.hpp"
 #include "cli/commands.hpp"
 #include "cli/model_options.hpp"
 #include "cli/terminal.hpp"
 #include "engine/cache_folder.hpp"
 #include "eval/evaluation.hpp"
+#include "eval/longbench.hpp"
 #include "eval/ruler.hpp"
+#include "eval/summary.hpp"
 #include "holdfast/engine.hpp"
+#include "kernels/simd.hpp"
 
 namespace holdfast {
 
@@ -70,105 +74,50 @@ std::vector<Contestant> contestants_of(const EvalOptions& options) {
     return contestants;
 }
 
-// Scores by task and contestant, from the lines of results.jsonl.
-class Results {
-  public:
-    using Key = std::tuple<std::string, std::string, std::string>;  // prompt, method, budget
-
-    // A last line that was cut off by a kill is dropped from the file.
-    void load(const std::string& path) {
-        std::ifstream file(path, std::ios::binary);
-        std::string line;
-        std::streamoff good = 0;
-        while (std::getline(file, line)) {
-            const nlohmann::json json = nlohmann::json::parse(line, nullptr, false);
-            if (json.is_discarded() || file.eof()) break;
-            add(json);
-            good = file.tellg();
-        }
-        file.close();
-        if (std::filesystem::exists(path)) std::filesystem::resize_file(path, std::uintmax_t(good));
-    }
-
-    void add(const nlohmann::json& json) {
-        const Key key{json.at("prompt"), json.at("method"), json.at("budget")};
-        if (!keys_.insert(key).second) return;
-        scores_[json.at("task")][{std::get<1>(key), std::get<2>(key)}].push_back(json.at("score"));
-    }
-    bool has(const std::string& prompt, const Contestant& c) const {
-        return keys_.contains({prompt, c.method, c.budget});
-    }
-
-    void print(const std::vector<Contestant>& contestants) const {
-        std::size_t width = 14;
-        for (const auto& [task, scores] : scores_) width = std::max(width, task.size() + 2);
-        fmt::print("{:<{}}", "score, 0-100", width);
-        for (const Contestant& c : contestants) fmt::print("{:>{}}", heading(c), heading(c).size() + 2);
+void print_scores(const Summary& summary) {
+    std::size_t width = 14;
+    for (const std::string& task : summary.tasks()) width = std::max(width, task.size() + 2);
+    const auto row = [&](const std::string& name, const auto& cell) {
+        fmt::print("{:<{}}", name, width);
+        for (const Column& c : summary.columns()) fmt::print("{:>{}}", cell(c), c.name().size() + 2);
         fmt::print("\n");
-        std::map<std::pair<std::string, std::string>, double> sums;
-        for (const auto& [task, scores] : scores_) {
-            fmt::print("{:<{}}", task, width);
-            for (const Contestant& c : contestants) {
-                const auto found = scores.find({c.method, c.budget});
-                const double mean = found == scores.end() ? 0 : mean_of(found->second);
-                sums[{c.method, c.budget}] += mean;
-                fmt::print("{:>{}.1f}", 100 * mean, heading(c).size() + 2);
-            }
-            fmt::print("\n");
-        }
-        // RULER's average is over all of its tasks, and no other mean may be taken for it.
-        const bool ruler =
-            scores_.size() == ruler_tasks().size() &&
-            std::ranges::all_of(ruler_tasks(), [&](const auto& t) { return scores_.contains(t); });
-        fmt::print("{:<{}}", ruler ? "RULER average" : fmt::format("mean of {}", scores_.size()), width);
-        for (const Contestant& c : contestants)
-            fmt::print("{:>{}.1f}", 100 * sums[{c.method, c.budget}] / double(scores_.size()),
-                       heading(c).size() + 2);
-        fmt::print("\n");
-    }
-
-  private:
-    static std::string heading(const Contestant& c) {
-        return c.request.method.keeps_all() ? c.method : c.method + " " + c.budget;
-    }
-    static double mean_of(const std::vector<double>& values) {
-        double sum = 0;
-        for (double value : values) sum += value;
-        return sum / double(values.size());
-    }
-
-    std::set<Key> keys_;
-    std::map<std::string, std::map<std::pair<std::string, std::string>, std::vector<double>>> scores_;
-};
-
-nlohmann::ordered_json to_json(const SampleResult& r, const Sample& sample, bool question_aware) {
-    return {{"task", r.task},
-            {"sample", sample.id},
-            {"prompt", r.prompt},
-            {"method", r.method},
-            {"budget", r.budget},
-            {"question_aware", question_aware},
-            {"score", r.score},
-            {"answer", r.answer},
-            {"answers", sample.answers},
-            {"metric", metric_name(sample.metric)},
-            {"tokens", r.tokens},
-            {"kept_mean", r.kept_mean},
-            {"kept_by_layer", r.kept},
-            {"answer_tokens", r.answer_tokens},
-            {"prefill_seconds", r.prefill_seconds},
-            {"compression_seconds", r.compression_seconds},
-            {"answer_seconds", r.answer_seconds}};
+    };
+    row("score, 0-100", [](const Column& c) { return c.name(); });
+    for (const std::string& task : summary.tasks())
+        row(task, [&](const Column& c) {
+            const std::optional<double> mean = summary.mean(task, c);
+            return mean ? fmt::format("{:.1f}", *mean) : std::string("-");
+        });
+    row(summary.mean_name(), [&](const Column& c) { return fmt::format("{:.1f}", summary.mean(c)); });
 }
 
-// What results depend on: a folder takes more results of the same alone.
-nlohmann::ordered_json manifest_of(const EvalOptions& options, const Model& model,
-                                   const Tokenizer& tokenizer) {
-    return {{"model", model.parameters().name},
-            {"fingerprint", model.fingerprint()},
-            {"context_length", model.parameters().context_length},
-            {"chat_template", tokenizer.has_chat_template()},
-            {"question_aware", options.question_aware}};
+std::string processor_name() {
+    std::ifstream file("/proc/cpuinfo");
+    for (std::string line; std::getline(file, line);)
+        if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+    return "unknown";
+}
+
+// "settings" are what results depend on: a folder takes more results of the same alone.
+nlohmann::ordered_json manifest_of(const EvalOptions& options, const Model& model, const Tokenizer& tokenizer,
+                                   const nlohmann::ordered_json& task_settings) {
+    const HyperParameters& p = model.parameters();
+    return {{"settings",
+             {{"model", p.name},
+              {"fingerprint", model.fingerprint()},
+              {"context_length", p.context_length},
+              {"rope_scaling", options.model_options.rope_scaling},
+              {"rope_scale", options.model_options.rope_scale},
+              {"chat_template", tokenizer.has_chat_template()},
+              {"question_aware", options.question_aware},
+              {"tasks", task_settings}}},
+            {"layers", p.layers},
+            {"kv_heads", p.kv_heads},
+            {"version", HOLDFAST_VERSION},
+            {"machine",
+             {{"processor", processor_name()},
+              {"kernels", current_simd_target()},
+              {"threads", options.threads}}}};
 }
 
 // The model, and everything that stays the same between samples.
@@ -185,60 +134,88 @@ struct Bench {
           evaluation(model, tokenizer, compute, {options.question_aware}) {}
 };
 
-void evaluate(const EvalOptions& options, Bench& bench, const std::vector<Sample>& samples) {
-    const std::vector<Contestant> contestants = contestants_of(options);
-    if (options.folder.empty()) throw Error("results need a folder: give it with --out", Error::Kind::usage);
-    for (const Sample& sample : samples)
-        bench.evaluation.check(sample);  // before hours of work, not in between
+// Running means of the columns that fit a line.
+std::string running_means(const Summary& summary) {
+    std::string line;
+    for (const Column& c : summary.columns()) {
+        const std::string next = fmt::format("  {} {:.1f}", c.name(), summary.mean(c));
+        if (line.size() + next.size() > 100) break;
+        line += next;
+    }
+    return line;
+}
 
+// The folder's results so far, after its manifest was compared with this run's.
+ResultFile open_results(const EvalOptions& options, const nlohmann::ordered_json& manifest) {
+    if (options.folder.empty()) throw Error("results need a folder: give it with --out", Error::Kind::usage);
     std::error_code error;
     std::filesystem::create_directories(options.folder, error);
     const std::string results_path = options.folder + "/results.jsonl",
                       manifest_path = options.folder + "/manifest.json";
-    const nlohmann::ordered_json manifest = manifest_of(options, bench.model, bench.tokenizer);
-    Results results;
+    ResultFile before;
     if (std::filesystem::exists(results_path)) {
         if (!options.resume)
             throw Error(
                 "'" + options.folder + "' holds results already; go on with --resume, or give another folder",
                 Error::Kind::usage);
         std::ifstream file(manifest_path);
-        const nlohmann::ordered_json before = nlohmann::ordered_json::parse(file, nullptr, false);
-        if (before != manifest)
+        const nlohmann::ordered_json old = nlohmann::ordered_json::parse(file, nullptr, false);
+        if (!old.is_object() || old.value("settings", nlohmann::ordered_json()) != manifest["settings"])
             throw Error(
                 "'" + manifest_path + "' is of another model or setting: its results can't be gone on with",
                 Error::Kind::usage);
-        results.load(results_path);
+        before = read_results(results_path);
+        std::filesystem::resize_file(results_path, before.whole);
     }
     write_whole_file(manifest_path, manifest.dump(2) + "\n");
-    std::ofstream output(results_path, std::ios::app | std::ios::binary);
-    if (!output) throw Error("cannot write '" + results_path + "'");
+    return before;
+}
+
+void evaluate(const EvalOptions& options, Bench& bench, const std::vector<Sample>& samples,
+              const nlohmann::ordered_json& task_settings) {
+    const std::vector<Contestant> contestants = contestants_of(options);
+    for (const Sample& sample : samples)
+        bench.evaluation.check(sample);  // before hours of work, not in between
+
+    std::vector<SampleResult> results =
+        open_results(options, manifest_of(options, bench.model, bench.tokenizer, task_settings)).results;
+    std::set<std::tuple<std::string, std::string, std::string, std::string>> done;
+    const auto key = [](const SampleResult& r) { return std::tuple(r.sample, r.prompt, r.method, r.budget); };
+    for (const SampleResult& result : results) done.insert(key(result));
+    const std::string path = options.folder + "/results.jsonl";
+    std::ofstream output(path, std::ios::app | std::ios::binary);
+    if (!output) throw Error("cannot write '" + path + "'");
 
     const bool terminal = isatty(STDERR_FILENO) == 1;
     const Stopwatch watch;
-    std::size_t done = 0;
+    std::size_t seen = 0, ran = 0;
     for (const Sample& sample : samples) {
-        const std::string prompt = bench.evaluation.prompt_hash(sample);
+        const std::string name = sample.name(), prompt = bench.evaluation.prompt_hash(sample);
         std::vector<Contestant> missing;
         for (const Contestant& c : contestants)
-            if (!results.has(prompt, c)) missing.push_back(c);
-        if (!missing.empty())
-            for (const SampleResult& result : bench.evaluation.run(sample, missing)) {
-                const nlohmann::ordered_json json = to_json(result, sample, options.question_aware);
-                output << json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n"
-                       << std::flush;
-                if (!output) throw Error("cannot write '" + results_path + "'; is the disk full?");
-                results.add(json);
-            }
-        ++done;
+            if (!done.contains({name, prompt, c.method, c.budget})) missing.push_back(c);
+        ++seen;
+        if (missing.empty()) continue;
+        for (SampleResult& result : bench.evaluation.run(sample, missing)) {
+            output << result_line(result) << std::flush;
+            if (!output) throw Error("cannot write '" + path + "'; is the disk full?");
+            results.push_back(std::move(result));
+        }
+        ++ran;
         if (terminal)
-            fmt::print(stderr, "\r\033[K{} of {} samples, {:.0f} s left{}", done, samples.size(),
-                       watch.seconds() / double(done) * double(samples.size() - done),
-                       done == samples.size() ? "\r\033[K" : "");
+            fmt::print(stderr, "\r\033[K{} of {} samples, {:.0f} s left{}", seen, samples.size(),
+                       watch.seconds() / double(ran) * double(samples.size() - seen),
+                       seen == samples.size() ? "\r\033[K" : running_means(Summary(results)));
     }
     fmt::print("{} samples of {}, question-{}, {}\n\n", samples.size(), bench.model.parameters().name,
-               options.question_aware ? "aware" : "agnostic", results_path);
-    results.print(contestants);
+               options.question_aware ? "aware" : "agnostic", path);
+    print_scores(Summary(results));
+}
+
+void require_output(const EvalOptions& options, const std::string& dump) {
+    if (options.folder.empty() && dump.empty())
+        throw Error("give a folder for results with --out, or a file for samples with --dump",
+                    Error::Kind::usage);
 }
 
 struct OwnOptions : EvalOptions {
@@ -257,7 +234,42 @@ void run_own(const OwnOptions& options) {
         std::erase_if(samples, [&](const Sample& s) { return ++taken[s.task] > options.samples; });
     }
     Bench bench(options);
-    evaluate(options, bench, samples);
+    evaluate(options, bench, samples, nullptr);
+}
+
+void check_tasks(const std::vector<std::string>& tasks, const std::vector<std::string>& known,
+                 const char* of) {
+    for (const std::string& task : tasks)
+        if (std::ranges::count(known, task) == 0)
+            throw Error(fmt::format("{} has no task '{}'; it has: {}", of, task, fmt::join(known, ", ")),
+                        Error::Kind::usage);
+}
+
+struct LongBenchOptions : EvalOptions {
+    std::string data, dump;
+    std::vector<std::string> tasks = longbench_datasets();
+};
+
+void run_longbench(const LongBenchOptions& options) {
+    contestants_of(options);
+    check_tasks(options.tasks, longbench_datasets(), "LongBench");
+    require_output(options, options.dump);
+    std::vector<Sample> samples;
+    for (const std::string& task : options.tasks) {
+        if (!std::filesystem::exists(options.data + "/" + task + ".jsonl")) {
+            fmt::print(stderr, "holdfast: {} is left out: there is no {}/{}.jsonl\n", task, options.data,
+                       task);
+            continue;
+        }
+        const std::vector<Sample> of_task = read_longbench(options.data, task, options.samples);
+        samples.insert(samples.end(), of_task.begin(), of_task.end());
+    }
+    if (samples.empty())
+        throw Error("'" + options.data + "' has no file of LongBench, such as narrativeqa.jsonl");
+    if (!options.dump.empty()) write_samples(options.dump, samples);
+    if (options.folder.empty()) return;
+    Bench bench(options);
+    evaluate(options, bench, samples, "longbench");
 }
 
 struct RulerOptions : EvalOptions {
@@ -266,32 +278,10 @@ struct RulerOptions : EvalOptions {
     std::string haystack, words, squad, hotpotqa, dump;
 };
 
-// Samples in the form that `eval run` reads.
-void write_samples(const std::string& path, const std::vector<Sample>& samples) {
-    std::string lines;
-    for (const Sample& s : samples)
-        lines += nlohmann::ordered_json{{"task", s.task},
-                                        {"context", s.context},
-                                        {"question", s.question},
-                                        {"answer_prefix", s.answer_prefix},
-                                        {"answers", s.answers},
-                                        {"max_new_tokens", s.most_tokens},
-                                        {"metric", metric_name(s.metric)}}
-                     .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
-                 "\n";
-    write_whole_file(path, lines);
-}
-
 void run_ruler(const RulerOptions& options) {
     contestants_of(options);
-    for (const std::string& task : options.tasks)
-        if (std::ranges::count(ruler_tasks(), task) == 0)
-            throw Error("RULER has no task '" + task +
-                            "'; it has: " + fmt::format("{}", fmt::join(ruler_tasks(), ", ")),
-                        Error::Kind::usage);
-    if (options.folder.empty() && options.dump.empty())
-        throw Error("give a folder for results with --out, or a file for samples with --dump",
-                    Error::Kind::usage);
+    check_tasks(options.tasks, ruler_tasks(), "RULER");
+    require_output(options, options.dump);
     // What the set-up fetches and Debian has, unless something else is given.
     const std::string essays = cache_folder() + "/essays", dictionary = "/usr/share/dict/words";
     RulerMaterial material;
@@ -301,6 +291,13 @@ void run_ruler(const RulerOptions& options) {
         material.words = read_words(options.words.empty() ? dictionary : options.words);
     material.squad = options.squad;
     material.hotpotqa = options.hotpotqa;
+
+    Hash hash;
+    hash.add(material.essay.data(), material.essay.size());
+    for (const std::string& word : material.words) hash.add(word.c_str(), word.size() + 1);
+    const nlohmann::ordered_json settings = {
+        {"ruler",
+         {{"length", options.ruler.length}, {"seed", options.ruler.seed}, {"material", hash.hex()}}}};
 
     Bench bench(options);
     if (options.ruler.length > bench.model.parameters().context_length)
@@ -327,7 +324,7 @@ void run_ruler(const RulerOptions& options) {
     }
     if (samples.empty()) throw Error("no task has what it needs", Error::Kind::usage);
     if (!options.dump.empty()) write_samples(options.dump, samples);
-    if (!options.folder.empty()) evaluate(options, bench, samples);
+    if (!options.folder.empty()) evaluate(options, bench, samples, settings);
 }
 
 }  // namespace
@@ -343,6 +340,15 @@ void add_eval(CLI::App& app) {
         ->allow_extra_args(false);
     own->add(run);
     run->callback([own] { run_own(*own); });
+
+    const auto longbench = std::make_shared<LongBenchOptions>();
+    CLI::App* published = command->add_subcommand("longbench", "LongBench's tasks, from its published files");
+    longbench->add(published);
+    published->add_option("--data", longbench->data, "Folder of narrativeqa.jsonl and so on")->required();
+    published->add_option("--tasks", longbench->tasks, "Datasets, separated by commas (default: all)")
+        ->delimiter(',');
+    published->add_option("--dump", longbench->dump, "File to write the samples to");
+    published->callback([longbench] { run_longbench(*longbench); });
 
     const auto ruler = std::make_shared<RulerOptions>();
     CLI::App* generated =

@@ -14,7 +14,7 @@
 int main(int argc, char** argv) {  // NOLINT(bugprone-exception-escape)
     using holdfast::Error;
     CLI::App app{"Runs long-context language models in a fraction of their KV cache."};
-    app.set_version_flag("--version", "holdfast 0.1.0");
+    app.set_version_flag("--version", "holdfast " HOLDFAST_VERSION);
     app.require_subcommand(1);
     app.failure_message(CLI::FailureMessage::help);
     holdfast::add_ask(app);
@@ -22,6 +22,7 @@ int main(int argc, char** argv) {  // NOLINT(bugprone-exception-escape)
     holdfast::add_info(app);
     holdfast::add_methods(app);
     holdfast::add_profile_heads(app);
+    holdfast::add_report(app);
     try {
         holdfast::silence_libraries();
         holdfast::watch_interrupts();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/context.hpp"
+#include "eval/results.hpp"
 #include "eval/samples.hpp"
 #include "model/decoder_graph.hpp"
 #include "text/tokenizer.hpp"
@@ -19,18 +20,10 @@ struct Contestant {
     CompressionRequest request;
 };
 
-struct SampleResult {
-    std::string prompt;  // hash of its tokens
-    std::string task;
-    std::string method, budget;
-    std::string answer;
-    double score = 0;
-    std::uint32_t tokens = 0;         // of the context
-    double kept_mean = 0;             // of a head
-    std::vector<std::uint32_t> kept;  // by layer, all its heads together
-    int answer_tokens = 0;
-    double prefill_seconds = 0, compression_seconds = 0, answer_seconds = 0;
-};
+// Takes tokens out so that a prompt of `context` tokens and `behind` more behind them fills `room`: its first
+// and last halves stay. tokens: begin with the context. Returns how many went; none where the prompt fits, or
+// what is behind the context takes more than half.
+std::size_t cut_middle(std::vector<int>& tokens, std::size_t context, std::size_t behind, std::size_t room);
 
 struct EvaluationSettings {
     bool question_aware = false;  // compress with the question known
@@ -48,7 +41,8 @@ class Evaluation {
     // Hash of a sample's prompt as this evaluation reads it: results are found again by it.
     std::string prompt_hash(const Sample& sample) const;
     std::size_t prompt_tokens(const Sample& sample) const;
-    // Throws Error if the prompt and the longest answer don't fit the model's context.
+    // Throws Error if the prompt and the longest answer don't fit the model's context, nothing is asked, or
+    // what the metric needs isn't there.
     void check(const Sample& sample) const;
     // In the order of the contestants.
     std::vector<SampleResult> run(const Sample& sample, const std::vector<Contestant>& contestants,
@@ -57,6 +51,8 @@ class Evaluation {
   private:
     struct Tokens {
         std::vector<int> context, rest;
+        std::size_t cut = 0;  // from the context's middle
+        bool chat = false;
         std::string hash() const;
     };
     Tokens tokens_of(const Sample& sample) const;

@@ -10,6 +10,8 @@
 #include <unordered_map>
 
 #include "base/error.hpp"
+#include "eval/characters.hpp"
+#include "eval/chinese_words.hpp"
 
 namespace holdfast {
 
@@ -17,28 +19,9 @@ namespace {
 
 using Text = std::u32string;
 
-Text decode(std::string_view utf8) {
-    Text text;
-    const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(utf8.data());
-    for (std::size_t i = 0; i < utf8.size();) {
-        utf8proc_int32_t code = 0;
-        const utf8proc_ssize_t length = utf8proc_iterate(bytes + i, utf8proc_ssize_t(utf8.size() - i), &code);
-        text += length > 0 ? char32_t(code) : U'\uFFFD';
-        i += std::size_t(std::max<utf8proc_ssize_t>(1, length));
-    }
-    return text;
-}
-
 Text lower(Text text) {
     for (char32_t& c : text) c = char32_t(utf8proc_tolower(utf8proc_int32_t(c)));
     return text;
-}
-
-// What Python's str.split() splits at.
-bool is_space(char32_t c) {
-    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
-           c == 0x3000;
 }
 
 // \w of Python's regular expressions.
@@ -82,7 +65,7 @@ std::vector<Text> words_of(const Text& text) {
 // Lower case, no punctuation, no articles as whole words; split into words.
 std::vector<Text> answer_words(std::string_view utf8) {
     Text text;
-    for (char32_t c : lower(decode(utf8)))
+    for (char32_t c : lower(decode_utf8(utf8)))
         if (!is_punctuation(c)) text += c;
     Text kept;
     for (std::size_t i = 0; i < text.size();) {
@@ -115,7 +98,7 @@ double f1(const std::vector<Text>& prediction, const std::vector<Text>& answer) 
 // any word counts as one empty word.
 std::vector<std::vector<Text>> sentences_of(std::string_view utf8) {
     std::vector<std::vector<Text>> sentences;
-    const Text text = decode(utf8);
+    const Text text = decode_utf8(utf8);
     for (std::size_t begin = 0; begin <= text.size();) {
         const std::size_t end = std::min(text.find(U'.', begin), text.size());
         if (end > begin) {
@@ -175,14 +158,15 @@ std::vector<Text> numbers_of(const Text& text) {
 }
 
 double share_of_numbers(std::string_view prediction, const Text& wanted) {
-    const std::vector<Text> numbers = numbers_of(decode(prediction));
+    const std::vector<Text> numbers = numbers_of(decode_utf8(prediction));
     return numbers.empty()
                ? 0
                : double(std::count(numbers.begin(), numbers.end(), wanted)) / double(numbers.size());
 }
 
-double retrieval(std::string_view prediction, std::string_view answer) {
-    const Text text = decode(answer), mark = U"Paragraph ";
+// mark: what stands before the number in the answer.
+double retrieval(std::string_view prediction, std::string_view answer, const Text& mark) {
+    const Text text = decode_utf8(answer);
     for (std::size_t at = text.find(mark); at != Text::npos; at = text.find(mark, at + 1)) {
         std::size_t end = at + mark.size();
         while (end < text.size() && utf8proc_category(utf8proc_int32_t(text[end])) == UTF8PROC_CATEGORY_ND)
@@ -190,7 +174,32 @@ double retrieval(std::string_view prediction, std::string_view answer) {
         if (end > at + mark.size())
             return share_of_numbers(prediction, text.substr(at + mark.size(), end - at - mark.size()));
     }
-    throw Error("the answer '" + std::string(answer) + "' of a retrieval task names no \"Paragraph N\"");
+    std::string form;
+    append_utf8(mark, form);
+    throw Error("the answer '" + std::string(answer) + "' of a retrieval task names no \"" + form + "N\"");
+}
+
+std::vector<Text> chinese_answer_words(std::string_view utf8) {
+    static const Text punctuation =
+        U"！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕〖〗"
+        U"〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏";
+    std::vector<Text> words;
+    for (const Text& word : ChineseWords::shared().split(decode_utf8(utf8))) {
+        Text kept;
+        for (char32_t c : lower(word))
+            if (!is_punctuation(c) && !is_space(c) && punctuation.find(c) == Text::npos) kept += c;
+        if (!kept.empty()) words.push_back(kept);
+    }
+    return words;
+}
+
+std::string spaced_chinese_words(std::string_view utf8) {
+    std::string spaced;
+    for (const Text& word : ChineseWords::shared().split(decode_utf8(utf8))) {
+        if (!spaced.empty()) spaced += ' ';
+        append_utf8(word, spaced);
+    }
+    return spaced;
 }
 
 double classification(std::string_view prediction, const std::string& answer,
@@ -264,7 +273,7 @@ double code_similarity(std::string_view prediction, std::string_view answer) {
         }
         if (more) prediction.remove_prefix(end + 1);
     }
-    const Text ours = decode(line), theirs = decode(answer);
+    const Text ours = decode_utf8(line), theirs = decode_utf8(answer);
     if (ours == theirs) return 1;
     if (ours.empty() || theirs.empty()) return 0;
     const double ratio =
@@ -282,20 +291,35 @@ double score_one(Metric metric, std::string_view prediction, const std::string& 
         case Metric::classification:
             return classification(prediction, answer, classes);
         case Metric::retrieval:
-            return retrieval(prediction, answer);
+            return retrieval(prediction, answer, U"Paragraph ");
+        case Metric::f1_zh:
+            return f1(chinese_answer_words(prediction), chinese_answer_words(answer));
+        case Metric::rouge_l_zh:
+            return rouge_l(spaced_chinese_words(prediction), spaced_chinese_words(answer));
+        case Metric::retrieval_zh:
+            return retrieval(prediction, answer, U"段落");
         case Metric::count:
-            return share_of_numbers(prediction, decode(answer));
+            return share_of_numbers(prediction, decode_utf8(answer));
         case Metric::code_sim:
             return code_similarity(prediction, answer);
         case Metric::string_match_all:
         case Metric::string_match_part:
-            return lower(decode(prediction)).find(lower(decode(answer))) == Text::npos ? 0 : 1;
+            return lower(decode_utf8(prediction)).find(lower(decode_utf8(answer))) == Text::npos ? 0 : 1;
     }
     return 0;
 }
 
-constexpr const char* names[] = {"string_match_all", "string_match_part", "f1",    "rouge_l",
-                                 "classification",   "retrieval",         "count", "code_sim"};
+constexpr const char* names[] = {"string_match_all",
+                                 "string_match_part",
+                                 "f1",
+                                 "rouge_l",
+                                 "classification",
+                                 "retrieval",
+                                 "count",
+                                 "code_sim",
+                                 "f1_zh",
+                                 "rouge_l_zh",
+                                 "retrieval_zh"};
 
 }  // namespace
 

@@ -17,13 +17,17 @@ enum class Metric {
     retrieval,          // share of the numbers in the prediction that are the answer's "Paragraph N"
     count,              // share of the numbers in the prediction that are the answer
     code_sim,           // similarity of the first line of code, in hundredths
+    f1_zh,              // of Chinese words, without punctuation; the best over the answers
+    rouge_l_zh,         // of Chinese words
+    retrieval_zh,       // as retrieval, of the answer's "段落N"
 };
 
 // Throws Error (usage) that lists the names.
 Metric parse_metric(const std::string& name);
 const char* metric_name(Metric metric);
 
-// 0 to 1. answers: at least one; classes: of `classification`. All UTF-8.
+// 0 to 1. answers: at least one; classes: of `classification`. All UTF-8. Throws Error for answers that the
+// metric can't be of, and where the dictionary of Chinese words isn't there, whatever the prediction.
 double score(Metric metric, std::string_view prediction, const std::vector<std::string>& answers,
              const std::vector<std::string>& classes = {});
 

@@ -135,13 +135,13 @@ const NeedleTask* find_needle_task(const std::string& name) {
     return nullptr;
 }
 
-// A template's parts: what stands before {context}, and behind it.
+// A template's parts: what stands before {context}, and behind the line break that follows it.
 struct Template {
     std::string before, behind, prefix;
 };
 
 void fill(Sample& sample, const Template& parts, const std::string& context) {
-    sample.context = parts.before + context;
+    sample.context = parts.before + context + "\n";
     sample.question = parts.behind;
     sample.answer_prefix = parts.prefix;
 }
@@ -463,7 +463,7 @@ struct RulerGenerator::Documents {
         Sample sample;
         fill(sample,
              {instruction + "\n\nThe following are given documents.\n\n",
-              instruction + "\n\nQuestion: " + question.text, " Answer:"},
+              "\n" + instruction + "\n\nQuestion: " + question.text, " Answer:"},
              context);
         sample.answers = question.answers;
         sample.most_tokens = 32;

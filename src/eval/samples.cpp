@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/whole_file.hpp"
 
 namespace holdfast {
 
@@ -11,6 +12,9 @@ namespace {
 
 Sample parse_sample(const nlohmann::json& json) {
     Sample sample;
+    sample.chat_template = json.value("chat_template", true);
+    sample.cut_middle = json.value("cut_middle", false);
+    sample.first_line = json.value("first_line", false);
     const auto text = [&](const char* key) { return json.at(key).get<std::string>(); };
     sample.task = text("task");
     sample.context = text("context");
@@ -30,24 +34,52 @@ Sample parse_sample(const nlohmann::json& json) {
 
 }  // namespace
 
-std::vector<Sample> read_samples(const std::string& path) {
+void read_json_lines(const std::string& path,
+                     const std::function<void(const nlohmann::json&, const std::string&)>& take) {
     std::ifstream file(path);
     if (!file) throw Error("cannot open the samples '" + path + "'");
-    std::vector<Sample> samples;
     int number = 0;
+    bool any = false;
     for (std::string line; std::getline(file, line);) {
         ++number;
         if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+        any = true;
         const std::string id = path + ":" + std::to_string(number);
         try {
-            samples.push_back(parse_sample(nlohmann::json::parse(line)));
+            take(nlohmann::json::parse(line), id);
         } catch (const std::exception& error) {
             throw Error(id + ": no sample: " + error.what());
         }
-        samples.back().id = id;
     }
-    if (samples.empty()) throw Error("'" + path + "' holds no samples");
+    if (!any) throw Error("'" + path + "' holds no samples");
+}
+
+std::vector<Sample> read_samples(const std::string& path) {
+    std::vector<Sample> samples;
+    read_json_lines(path, [&](const nlohmann::json& json, const std::string& id) {
+        samples.push_back(parse_sample(json));
+        samples.back().id = id;
+    });
     return samples;
+}
+
+void write_samples(const std::string& path, const std::vector<Sample>& samples) {
+    std::string lines;
+    for (const Sample& s : samples) {
+        nlohmann::ordered_json json = {{"task", s.task},
+                                       {"context", s.context},
+                                       {"question", s.question},
+                                       {"answer_prefix", s.answer_prefix},
+                                       {"answers", s.answers},
+                                       {"max_new_tokens", s.most_tokens},
+                                       {"metric", metric_name(s.metric)}};
+        if (!s.classes.empty()) json["classes"] = s.classes;
+        if (!s.chat_template) json["chat_template"] = false;
+        if (s.cut_middle) json["cut_middle"] = true;
+        if (s.first_line) json["first_line"] = true;
+        lines += json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+    }
+    write_whole_file(path, lines);
 }
 
 }  // namespace holdfast

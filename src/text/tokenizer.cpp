@@ -138,22 +138,31 @@ bool Tokenizer::has_chat_template() const {
     return bool(state_->templates);
 }
 
-std::vector<int> Tokenizer::opening(std::string_view document) const {
-    std::vector<int> tokens = state_->tokenize(state_->before, true);
+std::vector<int> Tokenizer::begin(std::string_view before, std::string_view text) const {
+    std::vector<int> tokens = state_->tokenize(before, true);
     const int bos = llama_vocab_bos(state_->vocab);
     if (llama_vocab_get_add_bos(state_->vocab) && bos >= 0 && (tokens.empty() || tokens.front() != bos))
         tokens.insert(tokens.begin(), bos);
     // Behind a control token the vocabulary's own space stands, as in whatever the model was trained on.
     const bool goes_on = !tokens.empty() && !llama_vocab_is_control(state_->vocab, tokens.back());
-    const std::vector<int> text = tokenize(document, goes_on);
-    tokens.insert(tokens.end(), text.begin(), text.end());
+    const std::vector<int> rest = tokenize(text, goes_on);
+    tokens.insert(tokens.end(), rest.begin(), rest.end());
     return tokens;
+}
+
+std::vector<int> Tokenizer::opening(std::string_view document) const {
+    return begin(state_->before, document);
 }
 
 Prompt Tokenizer::prompt(std::string_view document, std::string_view question) const {
     std::string text(document);
     while (!text.ends_with("\n\n")) text += '\n';
     return {opening(text), tokenize(question, true), state_->tokenize_on(state_->behind, true)};
+}
+
+Prompt Tokenizer::exact_prompt(std::string_view context, std::string_view question, bool chat) const {
+    return {begin(chat ? state_->before : "", context), tokenize(question, true),
+            chat ? state_->tokenize_on(state_->behind, true) : std::vector<int>()};
 }
 
 }  // namespace holdfast

@@ -38,10 +38,16 @@ class Tokenizer {
     // Neither can open a turn. The document ends with an empty line before the question.
     Prompt prompt(std::string_view document, std::string_view question) const;
 
+    // Both exactly as they are, nothing in between. chat: as a user's turn, which needs a chat template;
+    // otherwise nothing stands before or behind them but what begins every text.
+    Prompt exact_prompt(std::string_view context, std::string_view question, bool chat) const;
+
     // The turn's opening and the document alone, as prompt() begins but without the empty line.
     std::vector<int> opening(std::string_view document) const;
 
   private:
+    std::vector<int> begin(std::string_view before, std::string_view text) const;
+
     struct State;
     std::unique_ptr<State> state_;
 };
