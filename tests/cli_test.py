@@ -237,6 +237,40 @@ class Cli(unittest.TestCase):
         self.refused(run(*common), 2, "--out")
         self.refused(run("eval", "ruler", "--length", "9000", "--dump", dump), 2, "8192")
 
+    # Breaks if an analysis changes the answer, leaves out a method, a head or a token, or its page needs something from elsewhere.
+    def test_analyze(self):
+        q, out = "What is the name of the keeper?", self.folder / "analysis"
+        plain = run("ask", "-f", self.document, "--method", "full", "-n", "6", "--json", q)
+        answer = json.loads(plain.stdout)["answer"]
+        common = ["-f", self.document, "--out", out, "--budgets", "50%"]
+        for name, methods in [("perturbation", ["snapkv", "critical-snapkv"]), ("fragility", ["snapkv+mean+joint", "snapkv+worst-case+joint"])]:
+            made = run("analyze", name, *common, "-q", q, "-n", "6", "--methods", "full," + ",".join(methods))
+            self.assertEqual(made.returncode, 0, made.stderr)
+            found = json.loads((out / f"{name}.json").read_text())
+            self.assertEqual(found["answer"], answer)
+            self.assertEqual([m["method"] for m in found["methods"]], [m + " 50%" for m in methods])
+            for m in found["methods"]:
+                for table in m["heads"].values():
+                    self.assertEqual([len(row) for row in table], [9] * 30)
+            page = (out / f"{name}.html").read_text()
+            self.assertIn(answer.strip(), page)
+            self.assertEqual(page.count("<figure>"), 2)
+            self.assertFalse(re.search(r'(src|href)=|@import|url\(', page[:page.index("<script>")]))
+        self.assertIn("heads_lower_than_without_critical", json.loads((out / "perturbation.json").read_text())["methods"][1])
+        made = run("analyze", "tokens", *common, "--methods", "streaming")
+        self.assertEqual(made.returncode, 0, made.stderr)
+        self.assertNotIn("\033", made.stdout.decode())
+        found = json.loads((out / "tokens.json").read_text())
+        self.assertIn(DOCUMENT, "".join(found["tokens"]))
+        kept = found["methods"][0]["kept_by"]
+        self.assertEqual(set(kept), {0, 90})  # every head the same tokens
+        self.assertEqual(kept[0], 90)
+        self.assertLessEqual(abs(sum(kept) / 90 - len(kept) / 2), 1)
+        self.assertIn("90 of 90 heads", (out / "tokens.html").read_text())
+        self.refused(run("analyze", "perturbation", *common), 2, "--question")
+        self.refused(run("analyze", "fragility", *common, "-q", q, "--methods", "full"), 2, "--methods")
+        self.refused(run("analyze", "tokens", "-f", self.document, "--out", "/proc/none"), 1, "/proc/none")
+
     # Breaks if a bad file crashes, passes, or isn't named.
     def test_failures(self):
         q = "Who is the keeper?"

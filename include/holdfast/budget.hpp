@@ -15,6 +15,7 @@ struct Budget {
     static Budget everything() { return {}; }
     // "20%", "12.5%" or "1024"; throws Error (usage) for what isn't above 0, or above 100%.
     static Budget parse(const std::string& text);
+    std::string name() const;  // as parse() reads it
 
     // n·ρ: kept tokens per KV head on average, of n; at most n.
     double tokens_per_head(std::uint32_t n) const;

@@ -163,8 +163,8 @@ struct AllocatorContext {
 
 struct ScorerContext {
     const MethodSettings& settings;
-    bool defensive = false;  // worst_case() is asked for, not score()
-    bool refined = false;    // by `critical`, which brings the values' norms in
+    bool worst_case = false;  // worst_case() is asked for, not score()
+    bool refined = false;     // by `critical`, which brings the values' norms in
 };
 
 using ScorerFactory = std::function<std::unique_ptr<Scorer>(const ScorerContext&)>;
@@ -196,6 +196,8 @@ struct AllocatorPart : MethodPart {
 void register_scorer(ScorerPart part);
 void register_allocator(AllocatorPart part);
 
+// How several queries' scores become one: in the order of aggregation_parts().
+enum class Aggregation { mean, worst_case, defensive };
 enum class Critical { none, two_stage, mass };
 
 // One eviction method with its parameters.
@@ -214,7 +216,8 @@ class Method {
 
     const MethodSettings& settings() const { return settings_; }
     const ScorerPart& scorer() const { return *scorer_; }
-    bool defensive() const { return defensive_; }
+    Aggregation aggregation() const { return aggregation_; }
+    bool worst_case() const { return aggregation_ != Aggregation::mean; }
     Critical critical() const { return critical_; }
     const AllocatorPart& allocator() const { return *allocator_; }
     bool whole_model() const { return !allocator_->make; }
@@ -224,7 +227,7 @@ class Method {
     friend struct ParameterTable;
     std::string name_;
     std::shared_ptr<const ScorerPart> scorer_;
-    bool defensive_ = false;
+    Aggregation aggregation_ = Aggregation::mean;
     Critical critical_ = Critical::none;
     std::shared_ptr<const AllocatorPart> allocator_;
     MethodSettings settings_;

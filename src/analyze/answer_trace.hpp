@@ -1,5 +1,4 @@
-// An answer with the full cache, its queries recorded: what heads looked at, and what they would have seen
-// in a compressed cache.
+// An answer with the full cache, its queries recorded: what heads looked at.
 #pragma once
 
 #include <cstdint>
@@ -14,35 +13,47 @@
 
 namespace holdfast {
 
-struct AnswerTrace {
-    RaggedCache cache;  // nothing evicted (in sliding layers: what is seen), slot = position elsewhere:
-                        // context, question, and answer as far as it was read
-    std::uint32_t context_tokens = 0;
-    std::uint32_t first_slot = 0;             // of the query of the first step
-    std::vector<int> tokens;                  // [steps]: what each step produced
-    std::vector<std::vector<float>> queries;  // [steps][layers, heads, head_dim], rotated
+// Greedy, token by token; a step reads the last token and produces the next. The queries of the last steps
+// alone are kept, so that memory doesn't grow with the answer.
+class AnswerTrace {
+  public:
+    // context: read with the full cache; tokens: what comes before the answer, at least one.
+    // stop(token): whether it ends the answer; such a token is not part of it.
+    AnswerTrace(const Model& model, DecoderGraph& decoder, const RaggedCache& context,
+                std::span<const int> tokens, std::function<bool(int)> stop);
 
-    std::size_t steps() const { return tokens.size(); }
-    std::uint32_t slot(std::size_t step) const { return first_slot + std::uint32_t(step); }
-    const float* query(const Model& model, std::size_t step, int layer) const {
-        const HyperParameters& p = model.parameters();
-        return queries[step].data() + std::size_t(layer) * std::size_t(p.heads) * std::size_t(p.head_dim);
-    }
+    // Takes up to `most` more steps, fewer where the answer or the model's context ends, and forgets the
+    // queries of those before. False if there were none.
+    bool advance(int most);
+
+    // Nothing evicted (in sliding layers: what is seen), slot = position elsewhere: context, what came before
+    // the answer, and the answer as far as it was read.
+    const RaggedCache& cache() const { return cache_; }
+    std::uint32_t context_tokens() const { return context_tokens_; }
+    const std::vector<int>& tokens() const { return tokens_; }  // what each step produced
+    std::size_t steps() const { return tokens_.size(); }
+    std::size_t first_recorded() const { return tokens_.size() - queries_.size(); }
+
+    // Of the query of a step.
+    std::uint32_t slot(std::size_t step) const { return first_slot_ + std::uint32_t(step); }
+    // The rotated queries [heads, head_dim] of a recorded step in a layer.
+    const float* query(std::size_t step, int layer) const;
+
+  private:
+    const Model& model_;
+    DecoderGraph& decoder_;
+    RaggedCache cache_;
+    std::function<bool(int)> stop_;
+    std::uint32_t context_tokens_, first_slot_ = 0;
+    int next_;  // token to read
+    bool ended_ = false;
+    std::vector<int> tokens_;
+    std::vector<std::vector<float>> queries_;  // [recorded steps][layers, heads, head_dim]
 };
 
-// Greedy, at most `most` tokens. context: read with the full cache; tokens: what comes before the answer,
-// at least one. stop(token): whether it ends the answer; such a token is not part of it.
-AnswerTrace trace_answer(const Model& model, DecoderGraph& decoder, const RaggedCache& context,
-                         std::span<const int> tokens, int most, const std::function<bool(int)>& stop);
-
-// Attention weights [query heads of the group, slots] of a step's queries in one KV head of the full cache;
-// not of a sliding layer.
+// Attention weights [query heads of the group, slots up to the step's own] of a recorded step in one KV head
+// of the full cache; not of a sliding layer.
 std::vector<float> attention_weights(const Model& model, const AnswerTrace& trace, std::size_t step,
                                      int layer, int kv_head);
-
-// For each layer, ‖attention output with the full cache − with what `kept` kept of the context‖₁ after the
-// output projection, on the same queries: mean over the steps, of which there must be one.
-std::vector<double> output_perturbation(const Model& model, Compute& compute, const AnswerTrace& trace,
-                                        const RaggedCache& kept);
 
 }  // namespace holdfast

@@ -98,9 +98,10 @@ HeadProfile profile_heads(const Model& model, const Tokenizer& tokenizer, Comput
         const Context context = read_context(model, compute, prompt.context, {});
         std::vector<int> question = prompt.question;
         question.insert(question.end(), prompt.ending.begin(), prompt.ending.end());
-        const AnswerTrace trace = trace_answer(model, decoder, context.cache, question, longest_answer,
-                                               [&](int token) { return tokenizer.ends_answer(token); });
-        const std::vector<std::size_t> steps = tokens_of(tokenizer, trace.tokens, needle.number);
+        AnswerTrace trace(model, decoder, context.cache, question,
+                          [&](int token) { return tokenizer.ends_answer(token); });
+        trace.advance(longest_answer);
+        const std::vector<std::size_t> steps = tokens_of(tokenizer, trace.tokens(), needle.number);
         const std::vector<std::size_t> targets = tokens_of(tokenizer, prompt.context, needle.number);
         if (!steps.empty() && !targets.empty()) {
             ++profile.prompts;

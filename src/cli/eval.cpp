@@ -16,6 +16,7 @@
 #include "base/hash.hpp"
 #include "base/whole_file.hpp"
 #include "cli/commands.hpp"
+#include "cli/method_options.hpp"
 #include "cli/model_options.hpp"
 #include "cli/terminal.hpp"
 #include "engine/cache_folder.hpp"
@@ -33,8 +34,7 @@ namespace {
 struct EvalOptions {
     std::string model = default_model_path();
     ModelOptions model_options;
-    std::vector<std::string> methods = {"full", "snapkv", "layer-defensive"};
-    std::vector<std::string> budgets = {"20%"};
+    RequestOptions requests = {{"full", "snapkv", "layer-defensive"}};
     bool question_aware = false;
     int samples = 0;  // of a task; 0: all
     std::string folder;
@@ -47,31 +47,12 @@ struct EvalOptions {
 void EvalOptions::add(CLI::App* command) {
     command->add_option("-m,--model", model, "GGUF file (default: the fetched SmolLM2-135M)");
     add_model_options(command, model_options);
-    command->add_option("--methods", methods, "Methods, separated by commas")
-        ->delimiter(',')
-        ->capture_default_str();
-    command->add_option("--budgets", budgets, "Budgets, separated by commas")
-        ->delimiter(',')
-        ->capture_default_str();
+    requests.add(command);
     command->add_flag("--question-aware", question_aware, "Let the compression see the question");
     command->add_option("--samples", samples, "Of each task")->check(CLI::Range(1, 1 << 30));
     command->add_option("--out", folder, "Folder for results.jsonl and manifest.json");
     command->add_flag("--resume", resume, "Go on where the folder's results end");
     command->add_option("-t,--threads", threads, "Threads")->check(CLI::Range(1, 512))->capture_default_str();
-}
-
-std::vector<Contestant> contestants_of(const EvalOptions& options) {
-    std::vector<Contestant> contestants;
-    for (const std::string& name : options.methods) {
-        const Method method = Method::parse(name);
-        if (method.keeps_all()) {
-            contestants.push_back({name, "100%", {method, Budget::everything()}});
-            continue;
-        }
-        for (const std::string& budget : options.budgets)
-            contestants.push_back({name, budget, {method, Budget::parse(budget)}});
-    }
-    return contestants;
 }
 
 void print_scores(const Summary& summary) {
@@ -173,7 +154,7 @@ ResultFile open_results(const EvalOptions& options, const nlohmann::ordered_json
 
 void evaluate(const EvalOptions& options, Bench& bench, const std::vector<Sample>& samples,
               const nlohmann::ordered_json& task_settings) {
-    const std::vector<Contestant> contestants = contestants_of(options);
+    const std::vector<CompressionRequest> requests = options.requests.parse();
     for (const Sample& sample : samples)
         bench.evaluation.check(sample);  // before hours of work, not in between
 
@@ -191,9 +172,9 @@ void evaluate(const EvalOptions& options, Bench& bench, const std::vector<Sample
     std::size_t seen = 0, ran = 0;
     for (const Sample& sample : samples) {
         const std::string name = sample.name(), prompt = bench.evaluation.prompt_hash(sample);
-        std::vector<Contestant> missing;
-        for (const Contestant& c : contestants)
-            if (!done.contains({name, prompt, c.method, c.budget})) missing.push_back(c);
+        std::vector<CompressionRequest> missing;
+        for (const CompressionRequest& r : requests)
+            if (!done.contains({name, prompt, r.method.name(), r.budget.name()})) missing.push_back(r);
         ++seen;
         if (missing.empty()) continue;
         for (SampleResult& result : bench.evaluation.run(sample, missing)) {
@@ -223,7 +204,7 @@ struct OwnOptions : EvalOptions {
 };
 
 void run_own(const OwnOptions& options) {
-    contestants_of(options);  // a slip is reported before anything is loaded
+    options.requests.parse();  // a slip is reported before anything is loaded
     std::vector<Sample> samples;
     for (const std::string& path : options.data) {
         const std::vector<Sample> of_file = read_samples(path);
@@ -251,7 +232,7 @@ struct LongBenchOptions : EvalOptions {
 };
 
 void run_longbench(const LongBenchOptions& options) {
-    contestants_of(options);
+    options.requests.parse();
     check_tasks(options.tasks, longbench_datasets(), "LongBench");
     require_output(options, options.dump);
     std::vector<Sample> samples;
@@ -279,7 +260,7 @@ struct RulerOptions : EvalOptions {
 };
 
 void run_ruler(const RulerOptions& options) {
-    contestants_of(options);
+    options.requests.parse();
     check_tasks(options.tasks, ruler_tasks(), "RULER");
     require_output(options, options.dump);
     // What the set-up fetches and Debian has, unless something else is given.

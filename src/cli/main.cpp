@@ -17,6 +17,7 @@ int main(int argc, char** argv) {  // NOLINT(bugprone-exception-escape)
     app.set_version_flag("--version", "holdfast " HOLDFAST_VERSION);
     app.require_subcommand(1);
     app.failure_message(CLI::FailureMessage::help);
+    holdfast::add_analyze(app);
     holdfast::add_ask(app);
     holdfast::add_eval(app);
     holdfast::add_info(app);

@@ -32,4 +32,30 @@ bool MethodOptions::explained() const {
     return explain;
 }
 
+void RequestOptions::add(CLI::App* command) {
+    command->add_option("--methods", methods, "Methods, separated by commas")
+        ->delimiter(',')
+        ->capture_default_str();
+    command->add_option("--budgets", budgets, "Budgets, separated by commas")
+        ->delimiter(',')
+        ->capture_default_str();
+}
+
+std::vector<CompressionRequest> RequestOptions::parse() const {
+    std::vector<CompressionRequest> requests;
+    const auto add = [&](const Method& method, const Budget& budget) {
+        for (const CompressionRequest& r : requests)
+            if (r.method.name() == method.name() && r.budget.name() == budget.name()) return;
+        requests.push_back({method, budget});
+    };
+    for (const std::string& name : methods) {
+        const Method method = Method::parse(name);
+        if (method.keeps_all())
+            add(method, Budget::everything());
+        else
+            for (const std::string& budget : budgets) add(method, Budget::parse(budget));
+    }
+    return requests;
+}
+
 }  // namespace holdfast

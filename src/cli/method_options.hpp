@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "evict/compression.hpp"
 #include "holdfast/budget.hpp"
 #include "holdfast/method.hpp"
 
@@ -29,6 +30,16 @@ struct MethodOptions {
 
   private:
     CLI::Option* budget_option_ = nullptr;
+};
+
+// Several methods, each that compresses at several budgets: --methods and --budgets.
+struct RequestOptions {
+    std::vector<std::string> methods;
+    std::vector<std::string> budgets = {"20%"};
+
+    void add(CLI::App* command);
+    // In the order of the methods; throws Error (usage) for what can't be meant.
+    std::vector<CompressionRequest> parse() const;
 };
 
 }  // namespace holdfast

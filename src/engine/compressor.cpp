@@ -68,7 +68,9 @@ void Compressor::finish_chunk(std::uint32_t begin, std::uint32_t end) {
         if (!compressions_[i].watches_queries()) continue;
         const Stopwatch watch;
         compressions_[i].watch(observer_, {begin, end - begin, chunk_queries_.data()});
-        seconds_[i] += watch.seconds();
+        const double spent = watch.seconds();
+        spent_seconds_ += spent;
+        seconds_[i] += spent + observer_.borrowed_seconds();
     }
 }
 
@@ -77,6 +79,7 @@ void Compressor::finish_layer(const PackedMatrix& output) {
     if (!slides) show_layer(output);
     for (std::size_t i = 0; i < compressions_.size(); ++i) {
         const Stopwatch watch;
+        observer_.begin_user();
         RaggedCache& cache = caches_[i];
         if (i + 1 < compressions_.size())
             cache.share_layer(model_layer_, scratch_);
@@ -89,7 +92,9 @@ void Compressor::finish_layer(const PackedMatrix& output) {
                                           [&](int layer, int head, std::span<const std::uint32_t> kept) {
                                               cache.retain(global_layers_[std::size_t(layer)], head, kept);
                                           });
-        seconds_[i] += watch.seconds();
+        const double spent = watch.seconds();
+        spent_seconds_ += spent;
+        seconds_[i] += spent;
     }
 }
 

@@ -34,8 +34,9 @@ class Compressor {
     // Leaves the layer in the caches, and nothing in the scratch. output: the layer's output projection.
     void finish_layer(const PackedMatrix& output);
 
-    // Seconds that a request's choices took; what several requests look at counts for the first of them.
+    // Seconds that a request's choices took, or would have taken by itself where requests share observations.
     double seconds(std::size_t request) const { return seconds_[request]; }
+    double spent_seconds() const { return spent_seconds_; }  // on all requests together
 
   private:
     std::size_t row() const { return std::size_t(parameters_.heads) * std::size_t(parameters_.head_dim); }
@@ -47,6 +48,7 @@ class Compressor {
     std::span<RaggedCache> caches_;
     std::vector<Compression> compressions_;
     std::vector<double> seconds_;
+    double spent_seconds_ = 0;
     Rotation rotation_;               // of the layers below that rotate: the same in all
     const Rotation no_rotation_;      // of the others
     std::vector<int> global_layers_;  // the model's numbers of layers that eviction works on

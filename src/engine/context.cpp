@@ -77,8 +77,7 @@ std::vector<Context> read_contexts(const Model& model, Compute& compute, std::sp
         // Pages that eviction freed are still the pool's: this is the most since the last layer.
         memory_most = std::max(memory_most, anonymous_memory());
     }
-    double prefill_seconds = watch.seconds();
-    for (std::size_t i = 0; i < requests.size(); ++i) prefill_seconds -= compressor.seconds(i);
+    const double prefill_seconds = watch.seconds() - compressor.spent_seconds();
 
     std::vector<Context> contexts;
     const float* last = hidden + std::size_t(n - 1) * std::size_t(p.hidden);

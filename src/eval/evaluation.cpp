@@ -85,23 +85,22 @@ void Evaluation::check(const Sample& sample) const {
     }
 }
 
-std::vector<SampleResult> Evaluation::run(const Sample& sample, const std::vector<Contestant>& contestants,
+std::vector<SampleResult> Evaluation::run(const Sample& sample,
+                                          const std::vector<CompressionRequest>& requests,
                                           const std::function<void(const ReadProgress&)>& progress) {
     const Tokens tokens = tokens_of(sample);
     const std::string hash = tokens.hash();
-    std::vector<CompressionRequest> requests;
-    for (const Contestant& contestant : contestants) requests.push_back(contestant.request);
     const std::vector<Context> contexts =
         read_contexts(model_, compute_, tokens.context, requests, 512, progress);
     std::vector<SampleResult> results;
-    for (std::size_t i = 0; i < contestants.size(); ++i) {
+    for (std::size_t i = 0; i < requests.size(); ++i) {
         const Context& context = contexts[i];
         SampleResult result;
         result.task = sample.task;
         result.sample = sample.name();
         result.prompt = hash;
-        result.method = contestants[i].method;
-        result.budget = contestants[i].budget;
+        result.method = requests[i].method.name();
+        result.budget = requests[i].budget.name();
         result.question_aware = settings_.question_aware;
         result.chat_template = tokens.chat;
         result.tokens = context.report.tokens;

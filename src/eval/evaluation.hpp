@@ -13,13 +13,6 @@
 
 namespace holdfast {
 
-// A method with its budget, as results name it.
-struct Contestant {
-    std::string method;
-    std::string budget;  // "20%"; "100%" for full
-    CompressionRequest request;
-};
-
 // Takes tokens out so that a prompt of `context` tokens and `behind` more behind them fills `room`: its first
 // and last halves stay. tokens: begin with the context. Returns how many went; none where the prompt fits, or
 // what is behind the context takes more than half.
@@ -44,8 +37,8 @@ class Evaluation {
     // Throws Error if the prompt and the longest answer don't fit the model's context, nothing is asked, or
     // what the metric needs isn't there.
     void check(const Sample& sample) const;
-    // In the order of the contestants.
-    std::vector<SampleResult> run(const Sample& sample, const std::vector<Contestant>& contestants,
+    // In the order of the requests.
+    std::vector<SampleResult> run(const Sample& sample, const std::vector<CompressionRequest>& requests,
                                   const std::function<void(const ReadProgress&)>& progress = {});
 
   private:

@@ -214,9 +214,8 @@ void add_layers(Document& document, const Summary& summary, int kv_heads) {
 void add_costs(Document& document, const Summary& summary) {
     document.heading("Speed and memory");
     document.paragraph(
-        "Means over the samples. Prefill is one reading for all methods together; compression is each "
-        "method's own, in per cent of "
-        "that prefill; answers are decoded one token at a time.");
+        "Means over the samples. Prefill is one reading for all methods together; compression is what each "
+        "method takes by itself, in per cent of that prefill; answers are decoded one token at a time.");
     Table table;
     table.head = {"method",     "budget",         "context, tokens", "kept a head", "cache, MiB",
                   "prefill, s", "compression, s", "compression, %",  "question, s", "answer, tokens/s"};
@@ -249,13 +248,21 @@ std::string plain(const nlohmann::ordered_json& value) {
     return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
+// "tasks.ruler.length" for what is nested.
+void add_rows(Table& table, const std::string& prefix, const nlohmann::ordered_json& object) {
+    for (const auto& [name, value] : object.items())
+        if (value.is_object())
+            add_rows(table, prefix + name + ".", value);
+        else if (!value.is_null() && value != "" && value != 0)
+            table.rows.push_back({prefix + name, plain(value)});
+}
+
 void add_settings(Document& document, const Summary& summary, const nlohmann::ordered_json& manifest) {
     document.heading("Settings");
     Table table;
     table.head = {"setting", "value"};
-    for (const char* part : {"settings", "machine"})
-        for (const auto& [name, value] : manifest.at(part).items())
-            if (!value.is_null() && value != "" && value != 0) table.rows.push_back({name, plain(value)});
+    add_rows(table, "", manifest.at("settings"));
+    add_rows(table, "", manifest.at("machine"));
     std::size_t cut = 0;
     std::set<std::string> samples;
     for (const SampleResult& r : summary.results())

@@ -29,6 +29,13 @@ Budget Budget::parse(const std::string& text) {
     return {value, false};
 }
 
+std::string Budget::name() const {
+    char digits[32];
+    const std::to_chars_result end = std::to_chars(
+        digits, digits + sizeof digits, fraction ? 100 * value : value, std::chars_format::general, 12);
+    return std::string(digits, end.ptr) + (fraction ? "%" : "");
+}
+
 double Budget::tokens_per_head(std::uint32_t n) const {
     return std::min<double>(n, fraction ? double(n) * value : value);
 }

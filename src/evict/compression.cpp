@@ -18,14 +18,14 @@ namespace {
 constexpr std::uint32_t too_short_to_choose = 8;
 
 ScorerContext scorer_context(const Method& method) {
-    return {method.settings(), method.defensive(), method.critical() != Critical::none};
+    return {method.settings(), method.worst_case(), method.critical() != Critical::none};
 }
 
 // Tokens that every head keeps. The worst case and the secured mass are over the past of the window, which
 // is kept with them.
 Forced forced_tokens(const Method& method, const Scorer& scorer) {
     Forced forced = scorer.forced();
-    if (method.defensive() || method.critical() == Critical::mass)
+    if (method.worst_case() || method.critical() == Critical::mass)
         forced.last = std::max(forced.last, method.settings().window);
     return forced;
 }
@@ -118,7 +118,7 @@ void Compression::score(LayerView& layer) {
     const LayerShape& shape = layer.shape();
     const MethodSettings& settings = method_.settings();
     scores_.resize(shape.entries());
-    if (method_.defensive())
+    if (method_.worst_case())
         scorer_->worst_case(layer, scores_);
     else
         scorer_->score(layer, scores_);
@@ -129,7 +129,7 @@ void Compression::score(LayerView& layer) {
             if (!std::isfinite(score))
                 throw Error("the scorer '" + method_.scorer().name + "' gave a token the score " +
                             std::to_string(score));
-        if (method_.defensive()) raise_to_mean(competing.head(h));
+        if (method_.aggregation() == Aggregation::defensive) raise_to_mean(competing.head(h));
     }
     if (method_.critical() != Critical::mass) return;
     weigh_by_norms(competing, layer.value_norms(settings.vnorm));

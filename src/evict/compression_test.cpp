@@ -158,6 +158,8 @@ class RandomCase {
                                             "streaming+pyramid",
                                             "h2o+defensive+critical+ada",
                                             "tova+defensive",
+                                            "snapkv+worst-case+joint",
+                                            "h2o+worst-case+critical+ada",
                                             "tova+critical+layer",
                                             "snapkv+defensive",
                                             "h2o+critical",

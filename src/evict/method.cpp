@@ -95,10 +95,22 @@ std::vector<AllocatorPart> allocator_parts() {
 std::vector<MethodPart> aggregation_parts() {
     return {
         {"mean", "the mean over the observed queries", "", "none"},
+        {"worst-case", "their worst case", "DefensiveKV", "n per observed query; n"},
         {"defensive", "their worst case, and no less than the head's mean token", "DefensiveKV",
          "n per observed query; n"},
     };
 }
+
+namespace {
+
+std::optional<Aggregation> find_aggregation(const std::string& name) {
+    const std::vector<MethodPart> parts = aggregation_parts();
+    for (std::size_t i = 0; i < parts.size(); ++i)
+        if (parts[i].name == name) return Aggregation(i);
+    return {};
+}
+
+}  // namespace
 
 std::vector<MethodPart> refinement_parts() {
     return {{"critical", "by the norms of the values' part in the output, in two stages",
@@ -169,12 +181,12 @@ struct ParameterTable {
         };
         const auto headkv = [](const Method& m) { return m.allocator_->name == "headkv"; };
         const auto own_beta = [=](const Method& m) { return part("beta")(m) && !headkv(m); };
-        const auto kernel = [=](const Method& m) { return part("kernel")(m) || m.defensive_; };
+        const auto kernel = [=](const Method& m) { return part("kernel")(m) || m.worst_case(); };
         const auto critical = [](Critical form) {
             return [form](const Method& m) { return m.critical_ == form; };
         };
         const auto window = [part](const Method& m) {
-            return m.critical_ == Critical::mass || m.defensive_ || part("window")(m);
+            return m.critical_ == Critical::mass || m.worst_case() || part("window")(m);
         };
         const auto any_critical = [](const Method& m) { return m.critical_ != Critical::none; };
         constexpr std::uint32_t many = 1u << 20;
@@ -267,7 +279,7 @@ struct ParameterTable {
 
     // Fills in what stands between the "+" signs.
     static void compose(Method& method, const std::string& parts) {
-        std::optional<bool> defensive;
+        std::optional<Aggregation> aggregation;
         bool refined = false;
         const auto once = [&](bool already, const char* kind) {
             if (already) refuse("'" + method.name_ + "' names more than one " + kind);
@@ -275,9 +287,9 @@ struct ParameterTable {
         for (const std::string& part : split(parts, '+')) {
             if (auto scorer = scorers().find(part); scorer && method.scorer_ == nullptr) {
                 method.scorer_ = scorer;
-            } else if (part == "mean" || part == "defensive") {
-                once(defensive.has_value(), "aggregation");
-                defensive = part == "defensive";
+            } else if (auto found = find_aggregation(part)) {
+                once(aggregation.has_value(), "aggregation");
+                aggregation = found;
             } else if (part == "critical") {
                 once(refined, "refinement");
                 refined = true;
@@ -291,22 +303,23 @@ struct ParameterTable {
                 refuse("no method '" + method.name_ + "': '" + part +
                        "' is unknown. Methods: " + named.substr(2) +
                        ". Or scorer[+aggregation][+critical][+allocation], of the scorers " +
-                       names_of(scorers().parts()) + "; the aggregations mean, defensive; the allocations " +
-                       names_of(allocators().parts()));
+                       names_of(scorers().parts()) + "; the aggregations " + names_of(aggregation_parts()) +
+                       "; the allocations " + names_of(allocators().parts()));
             }
         }
         if (method.scorer_ == nullptr)
             refuse("'" + method.name_ + "' names no scorer; there are: " + names_of(scorers().parts()));
-        method.defensive_ = defensive.value_or(false);
+        method.aggregation_ = aggregation.value_or(Aggregation::mean);
         if (method.allocator_ == nullptr) method.allocator_ = allocators().find("uniform");
         if (refined)
-            method.critical_ = method.defensive_ || method.allocator_->name == "layer" ? Critical::mass
-                                                                                       : Critical::two_stage;
+            method.critical_ = method.worst_case() || method.allocator_->name == "layer"
+                                   ? Critical::mass
+                                   : Critical::two_stage;
     }
 
     static void check(const Method& method) {
         const ScorerPart& scorer = *method.scorer_;
-        if (method.defensive_ && !scorer.sees_queries)
+        if (method.worst_case() && !scorer.sees_queries)
             refuse("'" + method.name_ + "' makes no sense: " + scorer.name +
                    " gives a token one number, not one a query, so there is no worst case over queries");
         if (method.critical_ != Critical::none && !scorer.attention)
@@ -353,7 +366,7 @@ bool Method::needs_profile() const {
 
 std::string Method::parts() const {
     if (keeps_all()) return "full";
-    return scorer_->name + (defensive_ ? "+defensive" : "+mean") +
+    return scorer_->name + "+" + aggregation_parts()[std::size_t(aggregation_)].name +
            (critical_ == Critical::none ? "" : "+critical") + "+" + allocator_->name;
 }
 
@@ -368,7 +381,7 @@ std::string Method::explain() const {
         text += row + part.description + (part.source.empty() ? "" : "; " + part.source) + "\n";
     };
     line("scorer", *scorer_);
-    line("aggregation", aggregation_parts()[defensive_ ? 1 : 0]);
+    line("aggregation", aggregation_parts()[std::size_t(aggregation_)]);
     if (critical_ != Critical::none) line("refinement", refinement_parts()[0]);
     line("allocation", *allocator_);
     const Method plain = parse(name_);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "evict/window_attention.hpp"
 #include "kernels/attention.hpp"
@@ -79,19 +80,29 @@ void Observer::attend(int head, int rows, std::uint32_t slots,
     });
 }
 
+void Observer::borrow(Cost& cost) {
+    if (cost.user != user_) borrowed_seconds_ += cost.seconds;
+    cost.user = user_;
+}
+
 const WindowSummary& Observer::window(std::uint32_t queries, int kernel) {
-    for (const Window& known : windows_)
-        if (known.queries == queries && known.kernel == kernel) return known.summary;
+    for (Window& known : windows_)
+        if (known.queries == queries && known.kernel == kernel) {
+            borrow(known.cost);
+            return known.summary;
+        }
     if (queries == 0 || queries > layer_.window || kernel < 1 || kernel % 2 == 0)
         throw Error("a window of " + std::to_string(queries) + " queries, pooled over " +
                     std::to_string(kernel) + ", was asked for, and " + std::to_string(layer_.window) +
                     " queries are there: a scorer says in window_queries() how many it needs");
+    const Stopwatch watch;
     const LayerShape& s = layer_.shape;
-    Window& window = windows_.emplace_back(Window{queries, kernel, {}});
+    Window& window = windows_.emplace_back(Window{queries, kernel, {}, {}});
     window.summary.mean.resize(s.entries());
     window.summary.worst.resize(s.entries());
     reserve(s.group * int(queries));
     for (int head = 0; head < s.kv_heads; ++head) summarize(head, window);
+    window.cost = {user_, watch.seconds()};
     return window.summary;
 }
 
@@ -193,7 +204,11 @@ void Observer::raise_attention(const QueryChunk& chunk, std::uint32_t window, in
 
 std::span<const float> Observer::value_norms(ValueNorm kind) {
     const LayerShape& s = layer_.shape;
-    if (!norms_.empty() && norms_kind_ == kind) return norms_;
+    if (!norms_.empty() && norms_kind_ == kind) {
+        borrow(norms_cost_);
+        return norms_;
+    }
+    const Stopwatch watch;
     if (kind == ValueNorm::exact ? layer_.output.panels == nullptr : layer_.grams.empty())
         throw Error(kind == ValueNorm::exact
                         ? "norms of values are at hand when the whole layer is there, not while it is read"
@@ -223,6 +238,7 @@ std::span<const float> Observer::value_norms(ValueNorm kind) {
             throw Error("a value of layer " + std::to_string(s.layer) +
                         " is too large for fp16: this model's cache can't be scored by norms");
         }
+    norms_cost_ = {user_, watch.seconds()};
     return norms_;
 }
 

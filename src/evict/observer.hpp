@@ -43,18 +43,32 @@ class Observer final : public LayerView {
                          std::span<float> worst) override;
     void parallel(int count, const std::function<void(int, int)>& task) override { parallel_(count, task); }
 
+    // Several users look at one layer one after another; what one of them had computed took as long for each
+    // that looks at it. borrowed_seconds(): of this user, for what others had computed.
+    void begin_user() {
+        ++user_;
+        borrowed_seconds_ = 0;
+    }
+    double borrowed_seconds() const { return borrowed_seconds_; }
+
     // Memory for observing windows of this many queries.
     static std::size_t bytes_for(const LayerShape& shape, std::uint32_t window, int threads);
     // Memory for add_attention().
     static std::size_t watching_bytes_for(const LayerShape& shape, int threads);
 
   private:
+    struct Cost {
+        int user = 0;  // the last that it counts for
+        double seconds = 0;
+    };
     struct Window {
         std::uint32_t queries;
         int kernel;
         WindowSummary summary;
+        Cost cost;
     };
 
+    void borrow(Cost& cost);
     void reserve(int rows);
     float* workspace(int thread, int rows) const;
     // weights_ = softmax of queries_ [rows, head_dim] over the slots below visible(row), of one KV head.
@@ -70,6 +84,9 @@ class Observer final : public LayerView {
     std::list<Window> windows_;  // of this layer; addresses stay
     std::vector<float> norms_;   // of this layer; empty: not computed yet
     ValueNorm norms_kind_ = ValueNorm::exact;
+    Cost norms_cost_;
+    int user_ = 0;
+    double borrowed_seconds_ = 0;
 
     Buffer weights_;     // [rows, tokens rounded up to 32]
     Buffer queries_;     // [rows, head_dim], scaled

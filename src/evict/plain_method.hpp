@@ -119,11 +119,11 @@ inline Doubles plain_scores(const PlainLayer& layer, const Method& method, doubl
             const auto first = window.mean.begin() + std::ptrdiff_t(s.at(h, 0));
             const Doubles pooled = pool(Doubles(first, first + (n - set.window)), set.kernel);
             for (std::uint32_t j = 0; j < pooled.size(); ++j)
-                scores[s.at(h, j)] = method.defensive() ? window.worst[s.at(h, j)] : pooled[j];
+                scores[s.at(h, j)] = method.worst_case() ? window.worst[s.at(h, j)] : pooled[j];
         }
     } else if (scorer == "tova" || scorer == "h2o") {
         const bool all = scorer == "h2o";
-        const std::uint32_t first = all ? 0 : n - (method.defensive() ? set.window : 1);
+        const std::uint32_t first = all ? 0 : n - (method.worst_case() ? set.window : 1);
         Doubles sum(s.entries()), worst(s.entries());
         for (int head = 0; head < s.heads(); ++head)
             for (std::uint32_t query = first; query < n; ++query) {
@@ -142,7 +142,7 @@ inline Doubles plain_scores(const PlainLayer& layer, const Method& method, doubl
                                     std::max(worst[s.at(h, j)], pooled[j] * (after > 0 ? before / after : 1));
                         }
             }
-        scores = method.defensive() ? worst : sum;
+        scores = method.worst_case() ? worst : sum;
     } else if (scorer == "knorm") {
         for (int h = 0; h < s.kv_heads; ++h)
             for (std::uint32_t j = 0; j < n; ++j) scores[s.at(h, j)] = -length(layer.k, h, j);
@@ -166,7 +166,7 @@ inline Doubles plain_scores(const PlainLayer& layer, const Method& method, doubl
             for (std::uint32_t j = 0; j < n; ++j)
                 scores[s.at(h, j)] = j < set.sinks ? 2.0 * n - j : double(j);
     }
-    if (method.defensive())
+    if (method.aggregation() == Aggregation::defensive)
         for (int h = 0; h < s.kv_heads; ++h) {
             double mean = 0;
             for (std::uint32_t j = begin; j < end; ++j) mean += scores[s.at(h, j)] / (end - begin);

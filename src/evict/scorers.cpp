@@ -73,19 +73,19 @@ class Tova final : public Scorer {
 // Attention of all queries of the context, mean over those that see the token.
 class H2o final : public Scorer {
   public:
-    H2o(std::uint32_t window, int kernel, bool defensive)
-        : window_(window), kernel_(kernel), defensive_(defensive) {}
+    H2o(std::uint32_t window, int kernel, bool worst_case)
+        : window_(window), kernel_(kernel), worst_case_(worst_case) {}
     Forced forced() const override { return {0, window_}; }
     bool watches_queries() const override { return true; }
 
     void begin_layer(const LayerShape& shape) override {
-        if (defensive_)
+        if (worst_case_)
             worst_.assign(shape.entries(), 0.0f);
         else
             sum_.assign(shape.entries(), 0.0);
     }
     void watch(LayerView& layer, const QueryChunk& queries) override {
-        if (defensive_)
+        if (worst_case_)
             layer.raise_attention(queries, window_, kernel_, worst_);
         else
             layer.add_attention(queries, sum_);
@@ -98,13 +98,13 @@ class H2o final : public Scorer {
     void worst_case(LayerView&, std::span<float> risk) override { std::ranges::copy(worst_, risk.begin()); }
 
     std::size_t bytes(const LayerShape& shape) const override {
-        return shape.entries() * (defensive_ ? sizeof(float) : sizeof(double));
+        return shape.entries() * (worst_case_ ? sizeof(float) : sizeof(double));
     }
 
   private:
     std::uint32_t window_;
     int kernel_;
-    bool defensive_;
+    bool worst_case_;
     std::vector<double> sum_;  // [kv_heads, tokens]
     std::vector<float> worst_;
 };
@@ -226,7 +226,7 @@ std::vector<ScorerPart> builtin_scorers() {
                           "n²·d/2 per query head; n per KV head",
                           {"window"}},
                          [](const ScorerContext& c) {
-                             return std::make_unique<H2o>(c.settings.window, c.settings.kernel, c.defensive);
+                             return std::make_unique<H2o>(c.settings.window, c.settings.kernel, c.worst_case);
                          }));
     parts.back().sees_queries = parts.back().attention = true;
     parts.push_back(

@@ -304,9 +304,10 @@ struct DecoderGraph::State {
     ggml_tensor* ids = nullptr;
     ggml_tensor* positions = nullptr;
     ggml_tensor* result = nullptr;
+    std::vector<ggml_tensor*> hidden = {};        // behind each layer, if they are to be recorded
     std::unique_ptr<AttentionCall[]> calls = {};  // by layer
 
-    void build(std::int64_t count) {
+    void build(std::int64_t count, bool record_hidden) {
         const HyperParameters& p = model.parameters();
         const int nodes = nodes_of_layer(model) * (p.layers + 1);
         tokens = 0;  // nothing to reuse if this throws
@@ -316,19 +317,26 @@ struct DecoderGraph::State {
         ggml_set_input(ids);
         ggml_set_input(positions);
         const Builder builder(context.get(), model);
-        ggml_tensor* hidden = builder.embed(ids);
+        hidden.clear();
+        ggml_tensor* state = builder.embed(ids);
         for (int l = 0; l < p.layers; ++l) {
             AttentionCall& call = calls[std::size_t(l)];
             set_model(call, p, l);
             call.split = true;
             call.scratch = &scratch;
-            hidden = builder.layer(l, hidden, positions, &call, nullptr, nullptr);
+            state = builder.layer(l, state, positions, &call, nullptr, nullptr);
+            if (record_hidden) {  // a copy: the next layer adds to it in place
+                hidden.push_back(ggml_dup(context.get(), state));
+                ggml_set_output(hidden.back());
+            }
         }
-        hidden = ggml_view_2d(context.get(), hidden, p.hidden, 1, hidden->nb[1],
-                              std::size_t(count - 1) * hidden->nb[1]);
-        result = builder.logits(hidden);
+        state = ggml_view_2d(context.get(), state, p.hidden, 1, state->nb[1],
+                             std::size_t(count - 1) * state->nb[1]);
+        result = builder.logits(state);
         ggml_set_output(result);
         graph = ggml_new_graph_custom(context.get(), std::size_t(nodes), false);
+        for (ggml_tensor* copy : hidden)
+            ggml_build_forward_expand(graph, copy);  // each before the next layer
         ggml_build_forward_expand(graph, result);
         allocate(allocator, graph);
         tokens = count;
@@ -340,16 +348,19 @@ DecoderGraph::DecoderGraph(const Model& model, Compute& compute) : state_(new St
 }
 DecoderGraph::~DecoderGraph() = default;
 
-std::span<const float> DecoderGraph::run(std::span<const int> tokens, RaggedCache& cache, float* queries) {
+std::span<const float> DecoderGraph::run(std::span<const int> tokens, RaggedCache& cache,
+                                         Recording recording) {
     State& state = *state_;
     const std::uint32_t first = cache.next_position();
-    if (state.tokens != std::int64_t(tokens.size())) state.build(std::int64_t(tokens.size()));
+    if (state.tokens != std::int64_t(tokens.size()) || state.hidden.empty() != (recording.hidden == nullptr))
+        state.build(std::int64_t(tokens.size()), recording.hidden != nullptr);
     for (int l = 0; l < cache.layers(); ++l) {
         AttentionCall& call = state.calls[std::size_t(l)];
         call.cache = &cache;
-        call.queries = queries == nullptr ? nullptr
-                                          : queries + std::size_t(l) * tokens.size() *
-                                                          std::size_t(call.heads * cache.head_dim());
+        call.queries = recording.queries == nullptr
+                           ? nullptr
+                           : recording.queries +
+                                 std::size_t(l) * tokens.size() * std::size_t(call.heads * cache.head_dim());
         drop_unseen(cache, call, first);
         cache.append(l, first, std::uint32_t(tokens.size()));
         state.scratch.prepare(call, int(tokens.size()), state.compute.threads());
@@ -359,6 +370,10 @@ std::span<const float> DecoderGraph::run(std::span<const int> tokens, RaggedCach
     auto* positions = static_cast<std::int32_t*>(state.positions->data);
     std::iota(positions, positions + tokens.size(), std::int32_t(first));
     state.compute.run(state.graph);
+    for (std::size_t l = 0; l < state.hidden.size(); ++l) {
+        const std::size_t floats = tokens.size() * std::size_t(state.hidden[l]->ne[0]);
+        std::copy_n(static_cast<const float*>(state.hidden[l]->data), floats, recording.hidden + l * floats);
+    }
     return {static_cast<const float*>(state.result->data), std::size_t(state.result->ne[0])};
 }
 

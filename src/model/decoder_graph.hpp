@@ -32,6 +32,12 @@ class LayerGraph {
     std::unique_ptr<State> state_;
 };
 
+// What to write down of a run, or null.
+struct Recording {
+    float* queries = nullptr;  // [layers, tokens, heads, head_dim], rotated
+    float* hidden = nullptr;   // [layers, tokens, hidden], behind each layer
+};
+
 // Runs all layers over some tokens, with the weights as they are in the file: questions and answers.
 class DecoderGraph {
   public:
@@ -39,9 +45,8 @@ class DecoderGraph {
     ~DecoderGraph();
 
     // Appends the tokens to the cache, at its next positions, and returns the logits after the last one
-    // [vocabulary]; valid until the next run. queries [layers, tokens, heads, head_dim]: gets the rotated
-    // queries, or null.
-    std::span<const float> run(std::span<const int> tokens, RaggedCache& cache, float* queries = nullptr);
+    // [vocabulary]; valid until the next run.
+    std::span<const float> run(std::span<const int> tokens, RaggedCache& cache, Recording recording = {});
 
   private:
     struct State;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -89,6 +90,68 @@ Table points(const Chart& chart) {
     return table;
 }
 
+Table cells(const HeatMap& map) {
+    Table table;
+    table.head = {map.row_label + " \\ " + map.column_label};
+    for (std::size_t c = 0; c < map.values.at(0).size(); ++c) table.head.push_back(std::to_string(c));
+    for (std::size_t r = 0; r < map.rows.size(); ++r) {
+        table.rows.push_back({std::to_string(map.rows[r])});
+        for (double value : map.values[r]) table.rows.back().emplace_back(fmt::format("{:.2f}", value));
+    }
+    return table;
+}
+
+std::string svg(const HeatMap& map) {
+    const int columns = int(map.values.at(0).size()), rows = int(map.rows.size());
+    constexpr int left = 34, top = 6, height = 12;
+    const int width = std::clamp(288 / columns, 6, 32);  // of a cell
+    const int bottom = top + rows * height;
+    const auto text = [](int x, int y, const char* anchor, const std::string& content) {
+        return fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"{}\">{}</text>", x, y, anchor, content);
+    };
+    const auto cell = [](int x, int y, int w, int h, double share, const std::string& note) {
+        return fmt::format(
+            "<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" "
+            "fill-opacity=\"{:.3f}\"><title>{}</title></rect>",
+            x, y, w, h, std::clamp(share, 0.0, 1.0), note);
+    };
+    const double range = map.high > map.low ? map.high - map.low : 1;
+    std::string figure = fmt::format(
+        "<figure><figcaption>{0}</figcaption><svg viewBox=\"0 0 {1} {2}\" width=\"{1}\" role=\"img\" "
+        "aria-label=\"{0}\">\n",
+        escaped_html(map.title), std::max(left + columns * width, 240) + 6, bottom + 46);
+    for (int r = 0; r < rows; ++r) {
+        const int y = top + r * height, row = map.rows[std::size_t(r)];
+        if (r % 5 == 0) figure += text(left - 4, y + height - 2, "end", std::to_string(row));
+        for (int c = 0; c < columns; ++c) {
+            const double value = map.values[std::size_t(r)][std::size_t(c)];
+            figure +=
+                cell(left + c * width, y, width, height, (value - map.low) / range,
+                     fmt::format("{} {}, {} {}: {:.3f}", map.row_label, row, map.column_label, c, value));
+        }
+        figure += "\n";
+    }
+    for (int c = 0; c < columns; c += std::max(1, 24 / width))
+        figure += text(left + c * width + width / 2, bottom + 12, "middle", std::to_string(c));
+    figure += text(left, bottom + 26, "start", map.column_label);
+    figure += fmt::format("<text transform=\"translate(9 {}) rotate(-90)\" text-anchor=\"end\">{}</text>",
+                          top, map.row_label);
+    constexpr int steps = 20;  // of the legend
+    for (int i = 0; i < steps; ++i)
+        figure += cell(left + 66 + i * 5, bottom + 18, 5, 8, (i + 0.5) / steps, "");
+    figure += text(left + 62, bottom + 26, "end", fmt::format("{:.2f}", map.low));
+    figure += text(left + 170, bottom + 26, "start", fmt::format("{:.2f}", map.high));
+    return figure + "</svg></figure>\n";
+}
+
+std::string html_text(const ColouredText& coloured) {
+    std::string text = "<div class=\"text\">";
+    for (const ColouredText::Piece& piece : coloured.pieces)
+        text += fmt::format("<span style=\"--share:{:.0f}%\" title=\"{}\">{}</span>", 100 * piece.share,
+                            replaced(escaped_html(piece.note), "\"", "&quot;"), escaped_html(piece.text));
+    return text + "</div>\n";
+}
+
 nlohmann::ordered_json chart_json(const Chart& chart) {
     nlohmann::ordered_json series = nlohmann::ordered_json::array();
     for (const Series& s : chart.series)
@@ -109,6 +172,17 @@ std::string Document::markdown() const {
             Overloaded{[](const Heading& h) { return fmt::format("## {}\n\n", h.text); },
                        [](const Paragraph& p) { return p.text + "\n\n"; },
                        [](const Table& t) { return markdown_table(t); },
+                       [](const std::vector<HeatMap>& maps) {
+                           std::string tables;
+                           for (const HeatMap& map : maps)
+                               tables += fmt::format("{}:\n\n{}", map.title, markdown_table(cells(map)));
+                           return tables;
+                       },
+                       [](const ColouredText& t) {
+                           std::string plain;
+                           for (const ColouredText::Piece& piece : t.pieces) plain += piece.text;
+                           return plain + "\n\n";
+                       },
                        [](const Chart& c) { return c.y_label + ":\n\n" + markdown_table(points(c)); }},
             block);
     text.pop_back();
@@ -124,6 +198,12 @@ std::string Document::html() const {
                 [](const Heading& h) { return fmt::format("<h2>{}</h2>\n", escaped_html(h.text)); },
                 [](const Paragraph& p) { return fmt::format("<p>{}</p>\n", escaped_html(p.text)); },
                 [](const Table& t) { return html_table(t); },
+                [](const std::vector<HeatMap>& maps) {
+                    std::string figures = "<div class=\"maps\">";
+                    for (const HeatMap& map : maps) figures += svg(map);
+                    return figures + "</div>\n";
+                },
+                [](const ColouredText& t) { return html_text(t); },
                 [&](const Chart& c) {
                     charts.push_back(chart_json(c));
                     return fmt::format(

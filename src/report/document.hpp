@@ -37,6 +37,24 @@ struct Chart {
     std::vector<Series> series;
 };
 
+// A colour for each row and column; as a table in Markdown.
+struct HeatMap {
+    std::string title, row_label, column_label;
+    std::vector<int> rows;                    // their numbers
+    std::vector<std::vector<double>> values;  // [rows][columns]
+    double low = 0, high = 1;                 // ends of the colours
+};
+
+// Text whose background says how much, from 0 to 1; without colours in Markdown.
+struct ColouredText {
+    struct Piece {
+        std::string text;
+        double share = 0;
+        std::string note;  // shown when pointed at
+    };
+    std::vector<Piece> pieces;
+};
+
 class Document {
   public:
     explicit Document(std::string title) : title_(std::move(title)) {}
@@ -45,6 +63,9 @@ class Document {
     void paragraph(std::string text) { blocks_.emplace_back(Paragraph{std::move(text)}); }
     void table(Table table) { blocks_.emplace_back(std::move(table)); }
     void chart(Chart chart) { blocks_.emplace_back(std::move(chart)); }
+    // Beside one another where there is room.
+    void heat_maps(std::vector<HeatMap> maps) { blocks_.emplace_back(std::move(maps)); }
+    void text(ColouredText text) { blocks_.emplace_back(std::move(text)); }
 
     std::string markdown() const;
     std::string html() const;
@@ -57,7 +78,7 @@ class Document {
         std::string text;
     };
     std::string title_;
-    std::vector<std::variant<Heading, Paragraph, Table, Chart>> blocks_;
+    std::vector<std::variant<Heading, Paragraph, Table, Chart, std::vector<HeatMap>, ColouredText>> blocks_;
 };
 
 }  // namespace holdfast
