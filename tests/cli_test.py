@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import pty
 import re
 import signal
 import struct
@@ -267,9 +268,55 @@ class Cli(unittest.TestCase):
         self.assertEqual(kept[0], 90)
         self.assertLessEqual(abs(sum(kept) / 90 - len(kept) / 2), 1)
         self.assertIn("90 of 90 heads", (out / "tokens.html").read_text())
+        # On a terminal in colours: the strongest where every head keeps a token.
+        master, slave = pty.openpty()
+        with subprocess.Popen([PROGRAM, "analyze", "tokens", *map(str, common), "--methods", "streaming"], stdout=slave, stderr=subprocess.DEVNULL) as shown:
+            os.close(slave)
+            output = b""
+            try:
+                while part := os.read(master, 4096):
+                    output += part
+            except OSError:  # how a terminal's end reads
+                pass
+        os.close(master)
+        self.assertEqual(shown.returncode, 0)
+        self.assertIn(b"\033[38;5;255;48;5;21m", output)
         self.refused(run("analyze", "perturbation", *common), 2, "--question")
         self.refused(run("analyze", "fragility", *common, "-q", q, "--methods", "full"), 2, "--methods")
         self.refused(run("analyze", "tokens", "-f", self.document, "--out", "/proc/none"), 1, "/proc/none")
+
+    # Breaks if a saved context answers differently from one that was just read, doesn't find its model, or takes options that
+    # can't have an effect on it any more.
+    def test_context_files(self):
+        q, book = "What is the name of the keeper?", self.folder / "book.hfkv"
+        read = run("ask", "-f", self.document, "--budget", "40%", "-n", "12", q)
+        made = run("compress", "-f", self.document, "--budget", "40%", "-o", book)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        self.assertIn("layer-defensive at 40%", made.stdout.decode())
+        before = book.read_bytes()
+        asked = run("ask", book, "-n", "12", q)
+        self.assertEqual((asked.returncode, asked.stdout), (0, read.stdout), asked.stderr)
+        self.assertIn("opened", asked.stderr.decode())
+        two = run("ask", book, "-n", "12", q, "What colour is the light?", "--json")
+        first, second = [json.loads(line) for line in two.stdout.splitlines()]
+        self.assertEqual(first["answer"] + "\n", read.stdout.decode())
+        self.assertEqual((second["method"], second["budget"]), ("layer-defensive", "40%"))
+        self.assertEqual(book.read_bytes(), before)
+        info = run("info", book).stdout.decode()
+        for word in ["40%", str(self.document), "SmolLM2-135M", str(first["tokens_read"]), "window=32", "   29: "]:
+            self.assertIn(word, info)
+        small = self.folder / "small.hfkv"
+        run("compress", "-f", self.document, "--method", "full", "-o", small, "--kv-type", "q8_0")
+        self.assertIn(b"Ottoline Finch", run("ask", small, "-n", "12", q).stdout)
+        self.refused(run("ask", book, "--budget", "10%", q), 2, "--budget", "book.hfkv")
+        self.refused(run("ask", book, "-f", self.document, q), 2, "--file")
+        self.refused(run("ask", self.folder / "absent.hfkv", q), 1, "absent.hfkv")
+        self.refused(run("ask", self.write("cut.hfkv", before[:-100]), q), 1, "cut.hfkv")
+        self.refused(run("ask", book, "-m", self.document, q), 1, "not a GGUF")
+        self.refused(run("info", self.document), 1, "document.txt", "holdfast compress")
+        self.refused(run("compress", "-f", self.document, "-o", self.folder / "book.txt"), 2, ".hfkv")
+        self.refused(run("compress", "-f", self.document, "-o", self.folder / "none" / "book.hfkv"), 1, "none")
+        self.refused(run("compress", "-f", self.document, "-o", book, "--kv-type", "q4"), 2, "q4", "q8_0")
 
     # Breaks if a bad file crashes, passes, or isn't named.
     def test_failures(self):

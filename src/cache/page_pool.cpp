@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <functional>
 
+#include "base/error.hpp"
+
 namespace holdfast {
 
 namespace {
@@ -31,12 +33,21 @@ PageId PagePool::allocate() {
 }
 
 void PagePool::release(PageId page) {
-    if (--references_[page] > 0) return;
+    if (is_mapped(page) || --references_[page] > 0) return;
     free_.push_back(page);
     std::push_heap(free_.begin(), free_.end(), std::greater<>());
 }
 
+PageId PagePool::map(std::shared_ptr<const void> owner, const fp16_t* pages, std::size_t count) {
+    if (mapped_ != nullptr || count > first_mapped) throw Error("a pool takes in one mapping of pages");
+    mapping_ = std::move(owner);
+    mapped_ = pages;
+    return first_mapped;
+}
+
 fp16_t* PagePool::address(PageId page) const {
+    if (is_mapped(page))  // read-only: shared() makes writers copy it
+        return const_cast<fp16_t*>(mapped_) + std::size_t(page - first_mapped) * page_elements(head_dim_);
     return slabs_[page / pages_per_slab_].as<fp16_t>() + page % pages_per_slab_ * page_elements(head_dim_);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "base/memory.hpp"
@@ -17,9 +18,16 @@ class PagePool {
     explicit PagePool(int head_dim);
 
     PageId allocate();  // with one reference; contents unspecified but finite
-    void share(PageId page) { ++references_[page]; }
+    void share(PageId page) {
+        if (!is_mapped(page)) ++references_[page];
+    }
     void release(PageId page);
-    bool shared(PageId page) const { return references_[page] > 1; }
+    // Whether a page must be copied before anything is written to it: always with mapped ones.
+    bool shared(PageId page) const { return is_mapped(page) || references_[page] > 1; }
+
+    // Takes in `count` pages that lie one after another in read-only memory, once in a pool's life; owner
+    // keeps them there. Returns the first one's number; the others follow.
+    PageId map(std::shared_ptr<const void> owner, const fp16_t* pages, std::size_t count);
 
     fp16_t* address(PageId page) const;
 
@@ -34,6 +42,9 @@ class PagePool {
     void release_empty_slabs();
 
   private:
+    static constexpr PageId first_mapped = PageId(1) << 31;
+    static bool is_mapped(PageId page) { return page >= first_mapped; }
+
     int head_dim_;
     std::size_t page_bytes_;
     std::size_t pages_per_slab_;
@@ -41,6 +52,8 @@ class PagePool {
     std::vector<Buffer> slabs_;
     std::vector<std::uint32_t> references_;  // by page
     std::vector<PageId> free_;               // a heap: the lowest free page is taken first
+    std::shared_ptr<const void> mapping_;
+    const fp16_t* mapped_ = nullptr;
 };
 
 }  // namespace holdfast

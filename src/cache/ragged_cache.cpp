@@ -110,6 +110,13 @@ void RaggedCache::clear_layer(int layer) {
     }
 }
 
+void RaggedCache::adopt(int layer, int h, std::vector<std::uint32_t> positions, std::vector<PageId> pages) {
+    Head& head = at(layer, h);
+    for (PageId page : pages) head.addresses.push_back(pool_->address(page));
+    head.pages = std::move(pages);
+    head.positions = std::move(positions);
+}
+
 void RaggedCache::drop_before(int layer, std::uint32_t position) {
     for (int h = 0; h < kv_heads_; ++h) {
         Head& head = at(layer, h);

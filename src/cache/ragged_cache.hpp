@@ -52,6 +52,9 @@ class RaggedCache {
     // The same, leaving the other cache's layer empty; page lists keep their addresses.
     void take_layer(int layer, RaggedCache& from);
 
+    // Fills an empty head with pages of the pool, each of which has a reference for it.
+    void adopt(int layer, int head, std::vector<std::uint32_t> positions, std::vector<PageId> pages);
+
     // Frees a layer's first pages whose entries were all read before `position`: whole attention blocks, so
     // that results don't depend on when they were freed.
     void drop_before(int layer, std::uint32_t position);

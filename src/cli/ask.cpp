@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 
 #include "base/clock.hpp"
@@ -16,7 +18,7 @@
 #include "cli/method_options.hpp"
 #include "cli/model_options.hpp"
 #include "cli/terminal.hpp"
-#include "engine/context.hpp"
+#include "engine/context_file.hpp"
 #include "engine/session.hpp"
 #include "text/tokenizer.hpp"
 #include "text/utf8.hpp"
@@ -38,6 +40,7 @@ struct AskOptions {
     bool json = false;
     std::string questions_file;
     std::vector<std::string> questions;
+    std::string context_file;  // instead of documents
 };
 
 struct Answer {
@@ -51,14 +54,21 @@ struct Answer {
 // Everything that stays the same between the questions of one run.
 class Asker {
   public:
-    explicit Asker(const AskOptions& options)
+    // file: a context that was compressed before, or null.
+    Asker(const AskOptions& options, const ContextFile* file)
         : options_(options),
+          file_(file),
           parsed_(options.compression.parse()),
-          document_(read_documents(options.files)),
+          document_(file == nullptr ? read_documents(options.files) : ""),
           model_(options.model, options.model_options),
           tokenizer_(options.model),
           compute_(options.threads, &interrupted),
           decoder_(model_, compute_) {
+        if (file_ != nullptr) {
+            const Stopwatch watch;
+            context_ = std::make_unique<Context>(file_->context(model_));
+            open_seconds_ = watch.seconds();
+        }
         if (!tokenizer_.has_chat_template())
             fmt::print(stderr,
                        "holdfast: the model has no chat template; the document and the question are read as "
@@ -67,6 +77,7 @@ class Asker {
 
     // first_question: read with the document when the compression is question-aware.
     void read(const std::string& first_question) {
+        if (file_ != nullptr) return;
         ReadSettings settings;
         settings.method = parsed_.method;
         settings.budget = parsed_.budget;
@@ -119,9 +130,13 @@ class Asker {
 
     void print_summary(const std::vector<Answer>& answers) const {
         const ReadReport& r = context_->report;
-        fmt::print(stderr,
-                   "\nread      {} tokens in {:.2f} s ({:.0f} tokens/s), compressed in {:.2f} s, {}\n",
-                   r.tokens, r.prefill_seconds, r.tokens / r.prefill_seconds, r.compression_seconds, label());
+        if (file_ != nullptr)
+            fmt::print(stderr, "\nopened    {}: {} tokens, {}, in {:.3f} s\n", options_.context_file,
+                       r.tokens, label(), open_seconds_);
+        else
+            fmt::print(
+                stderr, "\nread      {} tokens in {:.2f} s ({:.0f} tokens/s), compressed in {:.2f} s, {}\n",
+                r.tokens, r.prefill_seconds, r.tokens / r.prefill_seconds, r.compression_seconds, label());
         fmt::print(stderr, "kept      {} / {:.1f} / {} tokens per head (least / mean / most){}\n",
                    r.kept_least, r.kept_mean, r.kept_most,
                    r.sliding_layers == 0
@@ -129,8 +144,9 @@ class Asker {
                        : fmt::format("; {} sliding layers keep their windows", r.sliding_layers));
         fmt::print(stderr, "KV cache  {} kept of {} full ({:.1f}%)\n", format_bytes(r.kv_bytes),
                    format_bytes(r.plan.kv_full), 100.0 * double(r.kv_bytes) / double(r.plan.kv_full));
-        fmt::print(stderr, "memory    {} peak above the weights, {} planned\n", format_bytes(r.peak_bytes),
-                   format_bytes(r.plan.peak()));
+        if (file_ == nullptr)
+            fmt::print(stderr, "memory    {} peak above the weights, {} planned\n",
+                       format_bytes(r.peak_bytes), format_bytes(r.plan.peak()));
         int tokens = 0;
         double questions = 0, decode = 0, steps = 0;
         for (const Answer& answer : answers) {
@@ -146,11 +162,16 @@ class Asker {
     }
 
   private:
-    bool compressed() const { return !parsed_.method.keeps_all(); }
+    std::string method() const { return file_ != nullptr ? file_->info().method : parsed_.method.name(); }
+    std::string budget() const {
+        if (file_ != nullptr) return file_->info().budget;
+        return parsed_.method.keeps_all() ? "100%" : options_.compression.budget;
+    }
+    bool question_aware() const { return file_ == nullptr && options_.question_aware; }
     std::string label() const {
-        if (!compressed()) return "full cache";
-        return fmt::format("{} at {}, question-{}", parsed_.method.name(), options_.compression.budget,
-                           options_.question_aware ? "aware" : "agnostic");
+        if (method() == "full") return "full cache";
+        return fmt::format("{} at {}, question-{}", method(), budget(),
+                           question_aware() ? "aware" : "agnostic");
     }
 
     void print_json(const std::string& question, const Answer& answer) const {
@@ -159,9 +180,9 @@ class Asker {
             {"question", question},
             {"answer", answer.text},
             {"model", model_.parameters().name},
-            {"method", parsed_.method.name()},
-            {"budget", compressed() ? options_.compression.budget : "100%"},
-            {"question_aware", options_.question_aware},
+            {"method", method()},
+            {"budget", budget()},
+            {"question_aware", question_aware()},
             {"tokens_read", r.tokens},
             {"kept_per_head", {{"min", r.kept_least}, {"mean", r.kept_mean}, {"max", r.kept_most}}},
             {"sliding_layers", r.sliding_layers},
@@ -171,7 +192,8 @@ class Asker {
             {"planned_peak_bytes", r.plan.peak()},
             {"prefill_seconds", r.prefill_seconds},
             {"compression_seconds", r.compression_seconds},
-            {"prefill_tokens_per_second", r.tokens / r.prefill_seconds},
+            {"prefill_tokens_per_second", r.prefill_seconds > 0 ? r.tokens / r.prefill_seconds : 0},
+            {"open_seconds", open_seconds_},
             {"question_seconds", answer.question_seconds},
             {"answer_tokens", answer.tokens},
             {"decode_seconds", answer.decode_seconds},
@@ -183,6 +205,8 @@ class Asker {
     }
 
     AskOptions options_;
+    const ContextFile* file_;
+    double open_seconds_ = 0;
     MethodOptions::Parsed parsed_;
     std::string document_;
     Model model_;
@@ -212,11 +236,27 @@ bool prompt_line(std::string& line) {
     return false;
 }
 
-void run(const AskOptions& options) {
+// given(name): whether the option was.
+void run(AskOptions options, const std::function<bool(const char*)>& given) {
     options.compression.parse();  // a slip is reported before anything is loaded
     if (options.compression.explained()) return;
-    if (options.files.empty())
-        throw Error("there is no document: give one with -f (--file)", Error::Kind::usage);
+    std::optional<ContextFile> file;
+    if (!options.questions.empty() && options.questions.front().ends_with(context_file_ending)) {
+        options.context_file = options.questions.front();
+        options.questions.erase(options.questions.begin());
+        for (const char* name : {"--file", "--budget", "--method", "--set", "--question-aware", "--context",
+                                 "--rope-scaling", "--rope-scale"})
+            if (given(name))
+                throw Error(std::string(name) + " has no effect on '" + options.context_file +
+                                "', which was read and compressed before",
+                            Error::Kind::usage);
+        file.emplace(options.context_file);
+        if (!given("--model")) options.model = file->info().model_path;
+        options.model_options = file->info().model_options;
+    }
+    if (options.files.empty() && !file)
+        throw Error("there is no document: give one with -f (--file), or a context file of holdfast compress",
+                    Error::Kind::usage);
     std::vector<std::string> questions = all_questions(options);
     const bool reads_stdin =
         std::find(options.files.begin(), options.files.end(), "-") != options.files.end();
@@ -225,7 +265,7 @@ void run(const AskOptions& options) {
         throw Error("there is no question: give it as an argument or with --questions, or ask on a terminal",
                     Error::Kind::usage);
 
-    Asker asker(options);
+    Asker asker(options, file ? &*file : nullptr);
     std::vector<Answer> answers;
     std::string line;
     if (loop && options.question_aware) {  // the question must be known before the document is read
@@ -245,8 +285,8 @@ void run(const AskOptions& options) {
 
 void add_ask(CLI::App& app) {
     const auto options = std::make_shared<AskOptions>();
-    CLI::App* command =
-        app.add_subcommand("ask", "Read documents once, compress their cache, and answer questions");
+    CLI::App* command = app.add_subcommand(
+        "ask", "Answer questions about documents, or about a context that was compressed before");
     command->add_option("-m,--model", options->model, "GGUF file (default: the fetched SmolLM2-135M)");
     command
         ->add_option("-f,--file", options->files, "Document; several are read one after another; - is stdin")
@@ -267,14 +307,16 @@ void add_ask(CLI::App& app) {
     add_model_options(command, options->model_options);
     command->add_flag("--json", options->json, "Print one JSON object a question");
     command->add_option("--questions", options->questions_file, "File with one question a line");
-    command->add_option("question", options->questions, "Questions");
+    command->add_option(
+        "question", options->questions,
+        "Questions; before them a context file (.hfkv) of holdfast compress instead of documents");
     command->callback([options, command] {
         if (options->compression.method == "full" && options->question_aware)
             throw Error("--method full keeps everything: --question-aware has no effect with it",
                         Error::Kind::usage);
         if (options->temperature == 0 && command->count("--seed") > 0)
             throw Error("--seed has no effect without --temp", Error::Kind::usage);
-        run(*options);
+        run(*options, [command](const char* name) { return command->count(name) > 0; });
     });
 }
 

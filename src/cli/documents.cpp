@@ -30,17 +30,24 @@ std::string read_file(const std::string& path) {
 
 }  // namespace
 
-std::string read_documents(const std::vector<std::string>& paths) {
-    std::string all;
+std::vector<DocumentFile> read_document_files(const std::vector<std::string>& paths) {
+    std::vector<DocumentFile> files;
     for (const std::string& path : paths) {
-        const std::string text = path == "-" ? read_all(std::cin) : read_file(path);
         const std::string name = path == "-" ? "stdin" : "'" + path + "'";
-        if (text.find_first_not_of(" \t\r\n") == std::string::npos)
+        files.push_back({path, path == "-" ? read_all(std::cin) : read_file(path)});
+        if (files.back().text.find_first_not_of(" \t\r\n") == std::string::npos)
             throw Error("the document " + name + " is empty");
-        if (!is_utf8(text))
+        if (!is_utf8(files.back().text))
             fmt::print(stderr, "holdfast: {} is not valid UTF-8; what isn't is read as bytes\n", name);
+    }
+    return files;
+}
+
+std::string joined_documents(const std::vector<DocumentFile>& documents) {
+    std::string all;
+    for (const DocumentFile& document : documents) {
         if (!all.empty()) all += all.ends_with('\n') ? "\n" : "\n\n";
-        all += text;
+        all += document.text;
     }
     return all;
 }

@@ -8,6 +8,7 @@
 #include "cli/method_options.hpp"
 #include "cli/model_options.hpp"
 #include "cli/terminal.hpp"
+#include "engine/context_file.hpp"
 #include "engine/memory_plan.hpp"
 #include "kernels/simd.hpp"
 
@@ -16,13 +17,40 @@ namespace holdfast {
 namespace {
 
 struct InfoOptions {
+    std::string context_file;  // what it says instead of a model
     std::string model = default_model_path();
     ModelOptions model_options;
     MethodOptions compression;
     int threads = int(std::max(1u, std::thread::hardware_concurrency()));
 };
 
+void print_context(const std::string& path) {
+    const ContextFile file(path);
+    const ContextInfo& info = file.info();
+    fmt::print("context         {}: {}, {}\n", path, format_bytes(file.bytes()), kv_type_name(info.kv_type));
+    fmt::print("model           {} ({}), fingerprint {}\n", info.model_name, info.model_path,
+               info.fingerprint);
+    fmt::print("tokens          {}\n", info.tokens);
+    for (const SourceFile& source : info.sources)
+        fmt::print("source          {}: {} bytes, XXH3 {}\n", source.name, source.bytes, source.hash);
+    fmt::print("compression     {} at {}, question-{}\n", info.method, info.budget,
+               info.question_aware ? "aware" : "agnostic");
+    std::uint64_t entries = 0;
+    for (std::uint32_t length : file.lengths()) entries += length;
+    fmt::print(
+        "kept            {:.1f} tokens a head on average ({:.1f}%)\n\n{}\nkept of each layer's KV heads\n",
+        double(entries) / double(file.lengths().size()),
+        100.0 * double(entries) / double(file.lengths().size()) / std::max(1u, info.tokens),
+        info.explanation);
+    for (int l = 0; l < info.layers; ++l)
+        fmt::print(
+            "  {:>5}: {}\n", l,
+            fmt::join(file.lengths().subspan(std::size_t(l * info.kv_heads), std::size_t(info.kv_heads)),
+                      " "));
+}
+
 void run(const InfoOptions& options) {
+    if (!options.context_file.empty()) return print_context(options.context_file);
     if (options.compression.explained()) return;
     const auto [method, budget] = options.compression.parse();
     const Model model(options.model, options.model_options);
@@ -70,7 +98,9 @@ void run(const InfoOptions& options) {
 
 void add_info(CLI::App& app) {
     const auto options = std::make_shared<InfoOptions>();
-    CLI::App* command = app.add_subcommand("info", "Show a model's sizes and the memory that reading takes");
+    CLI::App* command = app.add_subcommand(
+        "info", "Show a model's sizes and the memory that reading takes, or what a context file holds");
+    command->add_option("context", options->context_file, "Context file (.hfkv) of holdfast compress");
     command->add_option("-m,--model", options->model, "GGUF file (default: the fetched SmolLM2-135M)");
     add_model_options(command, options->model_options);
     options->compression.add(command);

@@ -19,6 +19,7 @@ int main(int argc, char** argv) {  // NOLINT(bugprone-exception-escape)
     app.failure_message(CLI::FailureMessage::help);
     holdfast::add_analyze(app);
     holdfast::add_ask(app);
+    holdfast::add_compress(app);
     holdfast::add_eval(app);
     holdfast::add_info(app);
     holdfast::add_methods(app);

@@ -70,7 +70,7 @@ void Compressor::finish_chunk(std::uint32_t begin, std::uint32_t end) {
         compressions_[i].watch(observer_, {begin, end - begin, chunk_queries_.data()});
         const double spent = watch.seconds();
         spent_seconds_ += spent;
-        seconds_[i] += spent + observer_.borrowed_seconds();
+        seconds_[i] += spent;
     }
 }
 
@@ -94,7 +94,7 @@ void Compressor::finish_layer(const PackedMatrix& output) {
                                           });
         const double spent = watch.seconds();
         spent_seconds_ += spent;
-        seconds_[i] += spent;
+        seconds_[i] += spent + observer_.borrowed_seconds();
     }
 }
 

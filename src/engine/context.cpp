@@ -10,8 +10,6 @@
 
 namespace holdfast {
 
-namespace {
-
 void summarize(const HyperParameters& p, const RaggedCache& cache, ReadReport& report) {
     report.kept_least = report.tokens;
     std::size_t total = 0;
@@ -25,8 +23,6 @@ void summarize(const HyperParameters& p, const RaggedCache& cache, ReadReport& r
     report.kept_mean = double(total) / std::max(1, p.global_layers() * cache.kv_heads());
     report.kv_bytes = cache.bytes();
 }
-
-}  // namespace
 
 std::vector<Context> read_contexts(const Model& model, Compute& compute, std::span<const int> tokens,
                                    std::span<const CompressionRequest> requests, std::uint32_t chunk,

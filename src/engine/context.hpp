@@ -51,6 +51,9 @@ struct Context {
     std::vector<float> last_hidden;  // of the last token after the last layer [hidden]
 };
 
+// Fills in what a report says of the kept entries; report.tokens is there already.
+void summarize(const HyperParameters& parameters, const RaggedCache& cache, ReadReport& report);
+
 // tokens: at least one, at most the model's context length. Throws Error (interrupted) if the compute's
 // cancel flag is set meanwhile, Error if the plan doesn't fit in memory (before any work).
 Context read_context(const Model& model, Compute& compute, std::span<const int> tokens,

@@ -390,6 +390,44 @@ TEST(Compression, TiesBreakTheSameEverywhere) {
         }
 }
 
+// Breaks if what one user computed is free for the next, counts twice for one, or counts for who computed it.
+TEST(Observer, WhatIsBorrowedCountsOnce) {
+    PlainLayer layer;
+    LayerShape& s = layer.shape;
+    s.layers = 1;
+    s.kv_heads = 1;
+    s.group = 2;
+    s.head_dim = 32;
+    s.tokens = 500;
+    s.scale = 0.2f;
+    layer.hidden = 64;
+    layer.q.assign(500 * 64, 0.5f);
+    layer.k.assign(500 * 32, 0.25f);
+    layer.v = layer.k;
+    layer.wo.assign(64 * 64, 0.1f);
+    const PackedLayer packed(layer, 32);
+    Observer observer(serial(false), 3);
+    observer.show(packed.observed);
+    observer.begin_user();
+    observer.window(32, 5);
+    observer.window(32, 5);
+    observer.value_norms(ValueNorm::exact);
+    EXPECT_EQ(observer.borrowed_seconds(), 0);
+    observer.begin_user();
+    EXPECT_EQ(observer.borrowed_seconds(), 0);
+    observer.window(32, 5);
+    const double attention = observer.borrowed_seconds();
+    EXPECT_GT(attention, 0);
+    observer.window(32, 5);
+    observer.window(16, 5);  // its own
+    EXPECT_EQ(observer.borrowed_seconds(), attention);
+    observer.value_norms(ValueNorm::exact);
+    EXPECT_GT(observer.borrowed_seconds(), attention);
+    observer.begin_user();
+    observer.window(32, 5);
+    EXPECT_EQ(observer.borrowed_seconds(), attention);
+}
+
 // Breaks if expected-attention isn't the softmax of expected logits under the queries' Gaussian: here all
 // queries are alike before rotation and the future is one position long, so the covariance vanishes and the
 // mean is the query rotated there.

@@ -95,6 +95,8 @@ struct ModelOptions {
     std::uint32_t context_length = 0;
     std::string rope_scaling;  // "none", "linear", "yarn"
     float rope_scale = 0;      // the factor; 0: the file's, or what the context length needs
+
+    bool operator==(const ModelOptions&) const = default;
 };
 
 // A context larger than the file's needs scaling: the file's own linear or YaRN scaling, whose factor grows

@@ -111,7 +111,7 @@ bool multiplies_in(ggml_backend_dev_t device, ggml_backend_buffer_type_t type, c
 }  // namespace
 
 Model::Model(const std::string& path, const ModelOptions& options)
-    : file_(path), parameters_(read_hyper_parameters(file_)) {
+    : file_(path), options_(options), parameters_(read_hyper_parameters(file_)) {
     apply_options(parameters_, options);
     bind_tensors();
     repack();

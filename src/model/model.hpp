@@ -49,6 +49,7 @@ class Model {
 
     const std::string& path() const { return file_.path(); }
     const HyperParameters& parameters() const { return parameters_; }
+    const ModelOptions& options() const { return options_; }
     std::size_t mapped_bytes() const { return file_.tensor_bytes(); }
     std::size_t repacked_bytes() const;  // copies in another layout
 
@@ -72,6 +73,7 @@ class Model {
     std::vector<Linear*> matrices();
 
     GgufFile file_;
+    ModelOptions options_;
     HyperParameters parameters_;
     ggml_context_ptr views_;  // of parts of fused matrices
     ggml_context_ptr repacked_;
