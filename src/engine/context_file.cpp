@@ -112,6 +112,14 @@ std::string describe(const ContextInfo& info) {
     return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+// A count that the description states, below 2³¹.
+int count(const nlohmann::json& json, const char* key) {
+    const nlohmann::json& value = json.at(key);
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() > INT32_MAX)
+        throw Error("'" + std::string(key) + "' is no count");
+    return value.get<int>();
+}
+
 ContextInfo parse_description(std::span<const std::byte> bytes, const std::string& fingerprint) {
     if (std::ranges::find(bytes, std::byte(0)) != bytes.end()) throw Error("it has zeros in it");
     const auto* text = reinterpret_cast<const char*>(bytes.data());
@@ -120,13 +128,13 @@ ContextInfo parse_description(std::span<const std::byte> bytes, const std::strin
     info.fingerprint = fingerprint;
     json.at("model").get_to(info.model_name);
     json.at("model_path").get_to(info.model_path);
-    json.at("context_length").get_to(info.model_options.context_length);
+    info.model_options.context_length = std::uint32_t(count(json, "context_length"));
     json.at("rope_scaling").get_to(info.model_options.rope_scaling);
     json.at("rope_scale").get_to(info.model_options.rope_scale);
-    json.at("layers").get_to(info.layers);
-    json.at("kv_heads").get_to(info.kv_heads);
-    json.at("head_dim").get_to(info.head_dim);
-    json.at("tokens").get_to(info.tokens);
+    info.layers = count(json, "layers");
+    info.kv_heads = count(json, "kv_heads");
+    info.head_dim = count(json, "head_dim");
+    info.tokens = std::uint32_t(count(json, "tokens"));
     info.kv_type = parse_kv_type(json.at("kv_type"));
     json.at("method").get_to(info.method);
     json.at("explanation").get_to(info.explanation);
@@ -281,6 +289,7 @@ ContextFile::ContextFile(const std::string& path) : path_(path), file_(std::make
         throw inconsistent(head_lengths);
     std::size_t entries = 0, page_count = 0;
     for (std::uint32_t length : lengths_) {
+        if (length > info_.tokens) throw inconsistent(head_lengths);
         entries += length;
         page_count += pages_for(length);
     }

@@ -65,7 +65,9 @@ std::string base_method(const std::string& method, const std::vector<std::string
 
 void add_scores(Document& document, const Summary& summary) {
     document.heading("Scores");
-    for (const std::string& budget : budgets(summary)) {
+    std::vector<std::string> all = budgets(summary);
+    if (all.empty()) all = {"100%"};  // the full cache alone
+    for (const std::string& budget : all) {
         const std::vector<Column> columns = columns_at(summary, budget);
         document.paragraph("At " + budget + ", 0 to 100:");
         Table table;
