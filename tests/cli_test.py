@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """cli_test.py HOLDFAST: the command line as its users meet it: answers, refusals, exit codes, interruption."""
+import fcntl
 import json
 import os
 import pathlib
@@ -120,6 +121,15 @@ class Cli(unittest.TestCase):
         strip = lambda r: {k: v for k, v in r.items() if not k.endswith("seconds")}
         self.assertEqual([strip(r) for r in resumed], [strip(r) for r in results])
         self.refused(run(*arguments, "--resume", "--question-aware"), 2, "manifest.json")
+
+        # Another answer is another sample, and two don't write at once.
+        self.write("own.jsonl", json.dumps(dict(sample, answers=["Nobody"])) + "\n\n" + json.dumps(other) + "\n")
+        self.assertEqual(run(*arguments, "--resume").returncode, 0)
+        self.assertEqual(len((out / "results.jsonl").read_text().splitlines()), 10 + 5)
+        holder = os.open(out, os.O_RDONLY)
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        self.refused(run(*arguments, "--resume"), 1, "another process")
+        os.close(holder)
 
         for line, *words in [("{", "bad.jsonl:2"), (json.dumps({k: v for k, v in sample.items() if k != "answers"}), "bad.jsonl:2", "answers"),
                              (json.dumps(dict(sample, metric="bleu")), "bad.jsonl:2", "bleu", "rouge_l"), (json.dumps(dict(sample, answers=[])), "bad.jsonl:2"),

@@ -310,8 +310,10 @@ TEST_F(ContextFiles, AreWrittenWholeOrNotAtAll) {
         waitpid(child, nullptr, 0);
         const std::string content = read_file(path);
         ASSERT_TRUE(content == one || content == two) << kill_at;
-        std::filesystem::remove(path + "." + std::to_string(child) + ".part");
     }
+    save(first);  // and what they left behind is gone
+    for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(path).parent_path()))
+        EXPECT_FALSE(entry.path().string().starts_with(path + ".")) << entry.path();
     const std::string before = read_file(path);
     const pid_t child = fork();
     if (child == 0) {

@@ -99,11 +99,18 @@ double lowered_share(const AnalysisSubject& subject, const Perturbation& critica
     return double(lower) / all;
 }
 
-double head_mean(const AnalysisSubject& subject, const Perturbation& kept, double HeadPerturbation::*value) {
-    double sum = 0;
-    for (const auto& row : by_layer(subject, kept.heads, [&](const HeadPerturbation& h) { return h.*value; }))
-        sum += mean(row);
-    return sum / double(subject.layers.size());
+// One sentence on which method has the least and which the most of something.
+template <typename Value>
+std::string extremes(const AnalysisSubject& subject, const Value& value, const char* least,
+                     const char* most) {
+    std::size_t low = 0, high = 0;
+    for (std::size_t m = 1; m < subject.methods.size(); ++m) {
+        if (value(m) < value(low)) low = m;
+        if (value(m) > value(high)) high = m;
+    }
+    if (low == high) return fmt::format("{}: {:.3g}.", subject.methods[low], value(low));
+    return fmt::format("{} {} ({:.3g}), {} {} ({:.3g}).", subject.methods[low], least, value(low),
+                       subject.methods[high], most, value(high));
 }
 
 // All maps on one scale, up to the 99th percentile of their values.
@@ -138,20 +145,23 @@ Document perturbation_report(const AnalysisSubject& subject, const PerturbationA
                   "heads lower than without critical, %"};
     for (std::size_t m = 0; m < subject.methods.size(); ++m) {
         const Perturbation& kept = analysis.kept[m];
-        const double distance = head_mean(subject, kept, &HeadPerturbation::distance),
-                     bound = head_mean(subject, kept, &HeadPerturbation::bound);
+        const double distance = kept.mean(&HeadPerturbation::distance),
+                     bound = kept.mean(&HeadPerturbation::bound);
         const int base = unrefined(subject, m);
         table.rows.push_back(
             {subject.methods[m], fmt::format("{:.2f}", distance),
-             fmt::format("{:.1f}", 100 * head_mean(subject, kept, &HeadPerturbation::relative)),
+             fmt::format("{:.1f}", 100 * kept.mean(&HeadPerturbation::relative)),
              fmt::format("{:.1f}", bound), fmt::format("{:.1f}", bound > 0 ? 100 * distance / bound : 0),
-             fmt::format("{:.3f}", head_mean(subject, kept, &HeadPerturbation::mass)),
-             fmt::format("{:.1f}", 100 * head_mean(subject, kept, &HeadPerturbation::majority)),
+             fmt::format("{:.3f}", kept.mean(&HeadPerturbation::mass)),
+             fmt::format("{:.1f}", 100 * kept.mean(&HeadPerturbation::majority)),
              base < 0 ? "-"
                       : fmt::format("{:.1f}",
                                     100 * lowered_share(subject, kept, analysis.kept[std::size_t(base)]))});
     }
     document.table(std::move(table));
+    document.paragraph(extremes(
+        subject, [&](std::size_t m) { return analysis.kept[m].mean(&HeadPerturbation::distance); },
+        "moves the outputs least", "most"));
 
     std::vector<HeatMap> maps;
     for (std::size_t m = 0; m < subject.methods.size(); ++m)
@@ -217,11 +227,11 @@ nlohmann::ordered_json perturbation_json(const AnalysisSubject& subject,
     for (std::size_t m = 0; m < subject.methods.size(); ++m) {
         const Perturbation& kept = analysis.kept[m];
         nlohmann::ordered_json method = {{"method", subject.methods[m]},
-                                         {"distance", head_mean(subject, kept, &HeadPerturbation::distance)},
-                                         {"relative", head_mean(subject, kept, &HeadPerturbation::relative)},
-                                         {"bound", head_mean(subject, kept, &HeadPerturbation::bound)},
-                                         {"mass", head_mean(subject, kept, &HeadPerturbation::mass)},
-                                         {"majority", head_mean(subject, kept, &HeadPerturbation::majority)}};
+                                         {"distance", kept.mean(&HeadPerturbation::distance)},
+                                         {"relative", kept.mean(&HeadPerturbation::relative)},
+                                         {"bound", kept.mean(&HeadPerturbation::bound)},
+                                         {"mass", kept.mean(&HeadPerturbation::mass)},
+                                         {"majority", kept.mean(&HeadPerturbation::majority)}};
         if (const int base = unrefined(subject, m); base >= 0)
             method["heads_lower_than_without_critical"] =
                 lowered_share(subject, kept, analysis.kept[std::size_t(base)]);
@@ -297,6 +307,9 @@ Document fragility_report(const AnalysisSubject& subject, const FragilityAnalysi
                               std::to_string(kept.most_collapses), fmt::format("{:.1f}", collapsing)});
     }
     document.table(std::move(table));
+    document.paragraph(extremes(
+        subject, [&](std::size_t m) { return analysis.kept[m].worst_head.retained; },
+        "falls lowest at its worst step and head", "stays highest"));
     for (const bool least : {false, true}) {
         Chart chart{
             Chart::Kind::lines,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/session.hpp"
 #include "kernels/attention.hpp"
 
 namespace holdfast {
@@ -12,23 +13,45 @@ AnswerTrace::AnswerTrace(const Model& model, DecoderGraph& decoder, const Ragged
       decoder_(decoder),
       cache_(context),
       stop_(std::move(stop)),
-      context_tokens_(context.next_position()),
-      next_(tokens.back()) {
-    if (tokens.size() > 1) decoder_.run(tokens.first(tokens.size() - 1), cache_);
-    first_slot_ = cache_.next_position();
+      context_tokens_(context.next_position()) {
+    const HyperParameters& p = model_.parameters();
+    const std::size_t row = std::size_t(p.heads) * std::size_t(p.head_dim), layers = std::size_t(p.layers);
+    std::vector<float> block;
+    std::size_t count = 0;
+    const std::span<const float> logits =
+        read_tokens(decoder_, tokens, cache_, p.context_length, [&](std::size_t block_tokens) {
+            count = block_tokens;
+            block.resize(layers * count * row);
+            return Recording{.queries = block.data()};
+        });
+    first_slot_ = cache_.next_position() - 1;
+    first_queries_.resize(layers * row);
+    for (std::size_t l = 0; l < layers; ++l)
+        std::copy_n(block.data() + ((l + 1) * count - 1) * row, row, first_queries_.data() + l * row);
+    take(logits);
+}
+
+// The likeliest next token.
+void AnswerTrace::take(std::span<const float> logits) {
+    next_ = int(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    ended_ = stop_(next_);
 }
 
 bool AnswerTrace::advance(int most) {
     const HyperParameters& p = model_.parameters();
     queries_.clear();
-    while (!ended_ && int(queries_.size()) < most && cache_.next_position() < p.context_length) {
-        std::vector<float> queries(std::size_t(p.layers) * std::size_t(p.heads) * std::size_t(p.head_dim));
-        const std::span<const float> logits = decoder_.run({&next_, 1}, cache_, {.queries = queries.data()});
-        next_ = int(std::max_element(logits.begin(), logits.end()) - logits.begin());
-        ended_ = stop_(next_);
-        if (ended_) break;
+    while (!ended_ && int(queries_.size()) < most) {
+        if (tokens_.empty()) {  // the first step was read with what came before the answer
+            queries_.push_back(std::move(first_queries_));
+        } else {
+            if (cache_.next_position() >= p.context_length) break;
+            std::vector<float> queries(std::size_t(p.layers) * std::size_t(p.heads) *
+                                       std::size_t(p.head_dim));
+            take(decoder_.run({&next_, 1}, cache_, {.queries = queries.data()}));
+            if (ended_) break;
+            queries_.push_back(std::move(queries));
+        }
         tokens_.push_back(next_);
-        queries_.push_back(std::move(queries));
     }
     return !queries_.empty();
 }

@@ -17,8 +17,9 @@ namespace holdfast {
 // alone are kept, so that memory doesn't grow with the answer.
 class AnswerTrace {
   public:
-    // context: read with the full cache; tokens: what comes before the answer, at least one.
-    // stop(token): whether it ends the answer; such a token is not part of it.
+    // context: read with the full cache; tokens: what comes before the answer, at least one. Throws Error if
+    // they exceed the context length. stop(token): whether it ends the answer; such a token is not part of
+    // it.
     AnswerTrace(const Model& model, DecoderGraph& decoder, const RaggedCache& context,
                 std::span<const int> tokens, std::function<bool(int)> stop);
 
@@ -40,13 +41,16 @@ class AnswerTrace {
     const float* query(std::size_t step, int layer) const;
 
   private:
+    void take(std::span<const float> logits);
+
     const Model& model_;
     DecoderGraph& decoder_;
     RaggedCache cache_;
     std::function<bool(int)> stop_;
     std::uint32_t context_tokens_, first_slot_ = 0;
-    int next_;  // token to read
+    int next_ = 0;  // what the last step produced
     bool ended_ = false;
+    std::vector<float> first_queries_;
     std::vector<int> tokens_;
     std::vector<std::vector<float>> queries_;  // [recorded steps][layers, heads, head_dim]
 };

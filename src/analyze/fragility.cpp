@@ -22,6 +22,7 @@ void add_evicted(const Model& model, const AnswerTrace& trace, const RaggedCache
     for (int g = begin; g < end; ++g) {
         const float* row = weights.data() + std::size_t(g) * slots;
         const double all = std::accumulate(row, row + context, 0.0);
+        if (all == 0) continue;
         for (std::size_t j = 0; j < context; ++j)
             if (!is_kept[j]) mass[j] += double(row[j]) / all;
     }

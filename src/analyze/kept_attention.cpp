@@ -71,10 +71,15 @@ void kept_attention(const HeadQuery& query, std::span<const std::span<const std:
         seen.add(rest);
         result.mass = seen.mass / all.mass;
         if (query.values == nullptr) continue;
+        result.norm = norm;
+        if (seen.mass == 0) {  // all weight in float is on what was evicted: nothing is left of the output
+            result.distance = norm;
+            result.bound = all.norms / all.mass;
+            continue;
+        }
         std::vector<double> difference(output.size());
         for (std::size_t i = 0; i < output.size(); ++i)
             difference[i] = output[i] - seen.output[i] / seen.mass;
-        result.norm = norm;
         result.distance = projected_norm(query, difference);
         result.bound = (all.norms - (2 - 1 / result.mass) * seen.norms) / all.mass;
     }
@@ -139,7 +144,7 @@ void analyze_kept_attention(const Model& model, Compute& compute, const AnswerTr
             }
         });
         for (std::size_t i = 0; i < results.size(); ++i)
-            if (results[i].distance > results[i].bound + 1e-5 * (results[i].bound + results[i].norm))
+            if (!(results[i].distance <= results[i].bound + 1e-5 * (results[i].bound + results[i].norm)))
                 throw Error(fmt::format(
                     "layer {}, head {}, step {}: the perturbation {} exceeds its bound {}; this is an error "
                     "of "

@@ -1,23 +1,14 @@
 #include "analyze/perturbation.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.hpp"
+#include "engine/session.hpp"
 
 namespace holdfast {
 
 namespace {
-
-double mean_over(const std::vector<HeadPerturbation>& heads, double HeadPerturbation::*value) {
-    double sum = 0;
-    int count = 0;
-    for (const HeadPerturbation& head : heads) {
-        if (head.mass == 0) continue;  // a layer that evicts nothing
-        sum += head.*value;
-        ++count;
-    }
-    return count == 0 ? 0 : sum / count;
-}
 
 // Runs the model on every cache at once, step by step, so that no hidden state outlives its step.
 void compare_hidden(const HyperParameters& p, DecoderGraph& decoder, const AnswerSetting& setting,
@@ -26,21 +17,29 @@ void compare_hidden(const HyperParameters& p, DecoderGraph& decoder, const Answe
     caches.reserve(setting.kept.size() + 1);
     caches.emplace_back(setting.context);
     for (const RaggedCache* kept : setting.kept) caches.emplace_back(*kept);
-    const std::size_t before = setting.question.size() - 1, width = std::size_t(p.hidden),
-                      layers = std::size_t(p.layers);
-    if (before > 0)
-        for (RaggedCache& cache : caches) decoder.run(setting.question.first(before), cache);
-    std::vector<float> full(layers * width), reduced(full.size());
+    const std::size_t width = std::size_t(p.hidden), layers = std::size_t(p.layers);
+    std::vector<float> full(layers * width), reduced(full.size()), block;
+    // Hidden states of the last of these tokens.
+    const auto run = [&](std::span<const int> tokens, RaggedCache& cache, std::vector<float>& hidden) {
+        std::size_t count = 0;
+        read_tokens(decoder, tokens, cache, p.context_length, [&](std::size_t block_tokens) {
+            count = block_tokens;
+            block.resize(layers * count * width);
+            return Recording{.hidden = block.data()};
+        });
+        for (std::size_t l = 0; l < layers; ++l)
+            std::copy_n(block.data() + ((l + 1) * count - 1) * width, width, hidden.data() + l * width);
+    };
     for (Perturbation& kept : analysis.kept) {
         kept.hidden.assign(layers, 0);
         kept.hidden_relative.assign(layers, 0);
     }
-    int token = setting.question.back();
+    std::span<const int> tokens = setting.question;
     const double steps = double(analysis.answer.size());
-    for (int next : analysis.answer) {
-        decoder.run({&token, 1}, caches[0], {.hidden = full.data()});
+    for (const int& next : analysis.answer) {
+        run(tokens, caches[0], full);
         for (std::size_t s = 0; s < analysis.kept.size(); ++s) {
-            decoder.run({&token, 1}, caches[s + 1], {.hidden = reduced.data()});
+            run(tokens, caches[s + 1], reduced);
             for (std::size_t l = 0; l < layers; ++l) {
                 double distance = 0, norm = 0;
                 for (std::size_t i = l * width; i < (l + 1) * width; ++i) {
@@ -51,18 +50,21 @@ void compare_hidden(const HyperParameters& p, DecoderGraph& decoder, const Answe
                 analysis.kept[s].hidden_relative[l] += distance / norm / steps;
             }
         }
-        token = next;
+        tokens = {&next, 1};
     }
 }
 
 }  // namespace
 
-double Perturbation::mean_relative() const {
-    return mean_over(heads, &HeadPerturbation::relative);
-}
-
-double Perturbation::mean_distance() const {
-    return mean_over(heads, &HeadPerturbation::distance);
+double Perturbation::mean(double HeadPerturbation::*value) const {
+    double sum = 0;
+    int count = 0;
+    for (const HeadPerturbation& head : heads) {
+        if (head.mass == 0) continue;  // a layer that evicts nothing
+        sum += head.*value;
+        ++count;
+    }
+    return count == 0 ? 0 : sum / count;
 }
 
 std::vector<int> evicting_layers(const HyperParameters& parameters) {

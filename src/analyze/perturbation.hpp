@@ -38,8 +38,7 @@ struct Perturbation {
     // each layer, mean over the steps, and relative to ‖h‖₁.
     std::vector<double> hidden, hidden_relative;  // [layers]
 
-    double mean_relative() const;  // over the heads of layers that evict
-    double mean_distance() const;
+    double mean(double HeadPerturbation::*value) const;  // over the heads of layers that evict
 };
 
 struct PerturbationAnalysis {

@@ -1,11 +1,14 @@
 #include "base/whole_file.hpp"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "base/error.hpp"
@@ -22,6 +25,20 @@ bool flush_to_disk(const std::string& path) {
     return close(descriptor) == 0 && flushed;
 }
 
+// What processes left behind that were killed while they wrote this file.
+void remove_leftovers(const std::filesystem::path& path) {
+    std::error_code error;
+    const std::string begin = path.filename().string() + ".";
+    const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+        const std::string name = entry.path().filename();
+        if (!name.starts_with(begin) || !name.ends_with(".part")) continue;
+        const int process = std::atoi(name.c_str() + begin.size());
+        if (process > 0 && kill(process, 0) != 0 && errno == ESRCH)
+            std::filesystem::remove(entry.path(), error);
+    }
+}
+
 }  // namespace
 
 void write_whole_file(const std::string& path, const std::string& content) {
@@ -31,6 +48,7 @@ void write_whole_file(const std::string& path, const std::string& content) {
 void write_whole_file(const std::string& path, const std::function<void(std::ostream&)>& write) {
     // Its own name for each process: two that write the same file at once don't mix.
     const std::string temporary = path + "." + std::to_string(getpid()) + ".part";
+    remove_leftovers(path);
     errno = 0;
     std::ofstream file(temporary, std::ios::binary);
     try {

@@ -73,8 +73,8 @@ class Analyst {
                         Error::Kind::usage);
         std::error_code error;
         std::filesystem::create_directories(options.folder, error);
-        if (!std::filesystem::is_directory(options.folder))
-            throw Error("cannot make the folder '" + options.folder + "'");
+        if (!std::filesystem::is_directory(options.folder) || access(options.folder.c_str(), W_OK) != 0)
+            throw Error("cannot write into the folder '" + options.folder + "'");
 
         const HyperParameters& p = model_.parameters();
         const Prompt prompt = tokenizer_.prompt(document_, options.question);
@@ -84,6 +84,9 @@ class Analyst {
         subject_.question = options.question;
         for (int token : prompt.context) subject_.pieces.push_back(tokenizer_.piece(token));
         subject_.layers = evicting_layers(p);
+        if (subject_.layers.empty())
+            throw Error(
+                "all layers of this model slide, so nothing is ever evicted: there is nothing to analyze");
         subject_.heads = p.heads;
         subject_.kv_heads = p.kv_heads;
         std::vector<CompressionRequest> all = {{Method::full(), Budget::everything()}};
@@ -104,7 +107,8 @@ class Analyst {
         fmt::print("{:<{}}  distance  relative  hidden states\n", "method", width());
         for (std::size_t m = 0; m < subject_.methods.size(); ++m)
             fmt::print("{:<{}}  {:8.2f}  {:7.1f}%  {:12.1f}%\n", subject_.methods[m], width(),
-                       analysis.kept[m].mean_distance(), 100 * analysis.kept[m].mean_relative(),
+                       analysis.kept[m].mean(&HeadPerturbation::distance),
+                       100 * analysis.kept[m].mean(&HeadPerturbation::relative),
                        100 * analysis.kept[m].hidden_relative.back());
     }
 
@@ -202,7 +206,8 @@ void add_analyze(CLI::App& app) {
     add_answer(perturbation, *perturbation_options);
     const auto [fragility, fragility_options] =
         add("fragility", "How much of what the full model looks at is kept, step by step",
-            {"snapkv+mean+joint", "snapkv+worst-case+joint", "snapkv+defensive+joint", "defensive"},
+            {"snapkv+mean+joint", "snapkv+worst-case+joint", "snapkv+defensive+joint",
+             "snapkv+mean+critical+joint", "snapkv+worst-case+critical+joint", "defensive"},
             &Analyst::fragility);
     add_answer(fragility, *fragility_options);
     fragility

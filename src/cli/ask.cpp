@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iostream>
@@ -189,7 +190,7 @@ class Asker {
             {"kv_bytes", r.kv_bytes},
             {"kv_bytes_full", r.plan.kv_full},
             {"peak_bytes", r.peak_bytes},
-            {"planned_peak_bytes", r.plan.peak()},
+            {"planned_peak_bytes", file_ == nullptr ? r.plan.peak() : 0},
             {"prefill_seconds", r.prefill_seconds},
             {"compression_seconds", r.compression_seconds},
             {"prefill_tokens_per_second", r.prefill_seconds > 0 ? r.tokens / r.prefill_seconds : 0},
@@ -241,7 +242,9 @@ void run(AskOptions options, const std::function<bool(const char*)>& given) {
     options.compression.parse();  // a slip is reported before anything is loaded
     if (options.compression.explained()) return;
     std::optional<ContextFile> file;
-    if (!options.questions.empty() && options.questions.front().ends_with(context_file_ending)) {
+    // A question may end like a file's name, where it isn't one.
+    if (!options.questions.empty() && options.questions.front().ends_with(context_file_ending) &&
+        (options.files.empty() || std::filesystem::exists(options.questions.front()))) {
         options.context_file = options.questions.front();
         options.questions.erase(options.questions.begin());
         for (const char* name : {"--file", "--budget", "--method", "--set", "--question-aware", "--context",

@@ -1,6 +1,10 @@
 #include <fmt/format.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <thread>
@@ -39,8 +43,8 @@ void run(const CompressOptions& options) {
         throw Error("'" + options.output + "' must end in " + context_file_ending + ", so that ask knows it",
                     Error::Kind::usage);
     const std::filesystem::path folder = std::filesystem::absolute(options.output).parent_path();
-    if (!std::filesystem::is_directory(folder))
-        throw Error("there is no folder '" + folder.string() + "'");  // before the work
+    if (access(folder.c_str(), W_OK) != 0)  // before the work
+        throw Error("cannot write into the folder '" + folder.string() + "': " + std::strerror(errno));
 
     const std::vector<DocumentFile> documents = read_document_files(options.files);
     for (const DocumentFile& document : documents) {

@@ -1,8 +1,12 @@
 #include <fmt/format.h>
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -92,6 +96,10 @@ nlohmann::ordered_json manifest_of(const EvalOptions& options, const Model& mode
               {"chat_template", tokenizer.has_chat_template()},
               {"question_aware", options.question_aware},
               {"tasks", task_settings}}},
+            {"run",
+             {{"methods", options.requests.methods},
+              {"budgets", options.requests.budgets},
+              {"samples", options.samples}}},
             {"layers", p.layers},
             {"kv_heads", p.kv_heads},
             {"version", HOLDFAST_VERSION},
@@ -126,11 +134,29 @@ std::string running_means(const Summary& summary) {
     return line;
 }
 
+// Keeps other processes from writing into a folder.
+class FolderLock {
+  public:
+    explicit FolderLock(const std::string& folder) {
+        if (folder.empty()) throw Error("results need a folder: give it with --out", Error::Kind::usage);
+        std::error_code error;
+        std::filesystem::create_directories(folder, error);
+        descriptor_ = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (descriptor_ < 0) throw Error("cannot make the folder '" + folder + "': " + std::strerror(errno));
+        if (flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return;
+        close(descriptor_);
+        throw Error("another process is writing results into '" + folder + "'");
+    }
+    ~FolderLock() { close(descriptor_); }
+    FolderLock(const FolderLock&) = delete;
+    FolderLock& operator=(const FolderLock&) = delete;
+
+  private:
+    int descriptor_;
+};
+
 // The folder's results so far, after its manifest was compared with this run's.
 ResultFile open_results(const EvalOptions& options, const nlohmann::ordered_json& manifest) {
-    if (options.folder.empty()) throw Error("results need a folder: give it with --out", Error::Kind::usage);
-    std::error_code error;
-    std::filesystem::create_directories(options.folder, error);
     const std::string results_path = options.folder + "/results.jsonl",
                       manifest_path = options.folder + "/manifest.json";
     ResultFile before;
@@ -158,6 +184,7 @@ void evaluate(const EvalOptions& options, Bench& bench, const std::vector<Sample
     for (const Sample& sample : samples)
         bench.evaluation.check(sample);  // before hours of work, not in between
 
+    const FolderLock lock(options.folder);
     std::vector<SampleResult> results =
         open_results(options, manifest_of(options, bench.model, bench.tokenizer, task_settings)).results;
     std::set<std::tuple<std::string, std::string, std::string, std::string>> done;
@@ -177,11 +204,15 @@ void evaluate(const EvalOptions& options, Bench& bench, const std::vector<Sample
             if (!done.contains({name, prompt, r.method.name(), r.budget.name()})) missing.push_back(r);
         ++seen;
         if (missing.empty()) continue;
-        for (SampleResult& result : bench.evaluation.run(sample, missing)) {
-            output << result_line(result) << std::flush;
-            if (!output) throw Error("cannot write '" + path + "'; is the disk full?");
-            results.push_back(std::move(result));
-        }
+        ProgressLine line;
+        bench.evaluation.run(
+            sample, missing,
+            [&](SampleResult result) {
+                output << result_line(result) << std::flush;
+                if (!output) throw Error("cannot write '" + path + "'; is the disk full?");
+                results.push_back(std::move(result));
+            },
+            [&](const ReadProgress& progress) { line.show(progress); });
         ++ran;
         if (terminal)
             fmt::print(stderr, "\r\033[K{} of {} samples, {:.0f} s left{}", seen, samples.size(),
@@ -276,6 +307,11 @@ void run_ruler(const RulerOptions& options) {
     Hash hash;
     hash.add(material.essay.data(), material.essay.size());
     for (const std::string& word : material.words) hash.add(word.c_str(), word.size() + 1);
+    for (const std::string* path : {&material.squad, &material.hotpotqa}) {
+        std::ifstream file(*path, std::ios::binary);  // one that isn't there is an error below
+        const std::string content(std::istreambuf_iterator<char>(file), {});
+        hash.add(content.data(), content.size());
+    }
     const nlohmann::ordered_json settings = {
         {"ruler",
          {{"length", options.ruler.length}, {"seed", options.ruler.seed}, {"material", hash.hex()}}}};

@@ -33,8 +33,7 @@ void print_context(const std::string& path) {
     fmt::print("tokens          {}\n", info.tokens);
     for (const SourceFile& source : info.sources)
         fmt::print("source          {}: {} bytes, XXH3 {}\n", source.name, source.bytes, source.hash);
-    fmt::print("compression     {} at {}, question-{}\n", info.method, info.budget,
-               info.question_aware ? "aware" : "agnostic");
+    fmt::print("compression     {} at {}, question-agnostic\n", info.method, info.budget);
     std::uint64_t entries = 0;
     for (std::uint32_t length : file.lengths()) entries += length;
     fmt::print(
@@ -43,10 +42,10 @@ void print_context(const std::string& path) {
         100.0 * double(entries) / double(file.lengths().size()) / std::max(1u, info.tokens),
         info.explanation);
     for (int l = 0; l < info.layers; ++l)
-        fmt::print(
-            "  {:>5}: {}\n", l,
-            fmt::join(file.lengths().subspan(std::size_t(l * info.kv_heads), std::size_t(info.kv_heads)),
-                      " "));
+        fmt::print("  {:>5}: {}\n", l,
+                   fmt::join(file.lengths().subspan(std::size_t(l) * std::size_t(info.kv_heads),
+                                                    std::size_t(info.kv_heads)),
+                             " "));
 }
 
 void run(const InfoOptions& options) {

@@ -56,6 +56,18 @@ std::size_t stored_page_bytes(KvType type, int head_dim) {
                                : ggml_row_size(GGML_TYPE_Q8_0, std::int64_t(page_elements(head_dim)));
 }
 
+// What keys' rotations depend on beyond the fingerprint.
+std::vector<double> reading_of(const HyperParameters& p) {
+    std::vector<double> numbers = {double(p.context_length)};
+    for (const Rope* rope : {&p.rope, &p.sliding_rope})
+        for (const double number :
+             {double(rope->freq_base), double(rope->freq_scale), double(rope->ext_factor),
+              double(rope->attn_factor), double(rope->beta_fast), double(rope->beta_slow),
+              double(rope->original_context)})
+            numbers.push_back(number);
+    return numbers;
+}
+
 // Writes sections in their order and keeps their entries.
 class SectionWriter {
   public:
@@ -99,6 +111,7 @@ std::string describe(const ContextInfo& info) {
                                          {"context_length", info.model_options.context_length},
                                          {"rope_scaling", info.model_options.rope_scaling},
                                          {"rope_scale", info.model_options.rope_scale},
+                                         {"reading", info.reading},
                                          {"layers", info.layers},
                                          {"kv_heads", info.kv_heads},
                                          {"head_dim", info.head_dim},
@@ -107,7 +120,6 @@ std::string describe(const ContextInfo& info) {
                                          {"method", info.method},
                                          {"explanation", info.explanation},
                                          {"budget", info.budget},
-                                         {"question_aware", info.question_aware},
                                          {"sources", sources}};
     return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -120,28 +132,39 @@ int count(const nlohmann::json& json, const char* key) {
     return value.get<int>();
 }
 
+// A text that a terminal can show: no control characters, line breaks apart where there may be some.
+std::string text_of(const nlohmann::json& json, const char* key, bool lines = false) {
+    std::string text = json.at(key);
+    for (char c : text)
+        if ((static_cast<unsigned char>(c) < 0x20 && !(lines && c == '\n')) || c == 0x7f)
+            throw Error("'" + std::string(key) + "' has control characters");
+    return text;
+}
+
 ContextInfo parse_description(std::span<const std::byte> bytes, const std::string& fingerprint) {
     if (std::ranges::find(bytes, std::byte(0)) != bytes.end()) throw Error("it has zeros in it");
     const auto* text = reinterpret_cast<const char*>(bytes.data());
     const nlohmann::json json = nlohmann::json::parse(text, text + bytes.size());
     ContextInfo info;
     info.fingerprint = fingerprint;
-    json.at("model").get_to(info.model_name);
-    json.at("model_path").get_to(info.model_path);
+    info.model_name = text_of(json, "model");
+    info.model_path = text_of(json, "model_path");
     info.model_options.context_length = std::uint32_t(count(json, "context_length"));
-    json.at("rope_scaling").get_to(info.model_options.rope_scaling);
-    json.at("rope_scale").get_to(info.model_options.rope_scale);
+    info.model_options.rope_scaling = text_of(json, "rope_scaling");
+    const double scale = json.at("rope_scale");
+    if (scale != 0 && !(scale >= 1 && scale <= 1e4)) throw Error("'rope_scale' is none");
+    info.model_options.rope_scale = float(scale);
+    json.at("reading").get_to(info.reading);
     info.layers = count(json, "layers");
     info.kv_heads = count(json, "kv_heads");
     info.head_dim = count(json, "head_dim");
     info.tokens = std::uint32_t(count(json, "tokens"));
     info.kv_type = parse_kv_type(json.at("kv_type"));
-    json.at("method").get_to(info.method);
-    json.at("explanation").get_to(info.explanation);
-    json.at("budget").get_to(info.budget);
-    json.at("question_aware").get_to(info.question_aware);
+    info.method = text_of(json, "method");
+    info.explanation = text_of(json, "explanation", true);
+    info.budget = text_of(json, "budget");
     for (const nlohmann::json& source : json.at("sources"))
-        info.sources.push_back({source.at("name"), source.at("bytes"), source.at("hash")});
+        info.sources.push_back({text_of(source, "name"), source.at("bytes"), text_of(source, "hash")});
     return info;
 }
 
@@ -168,6 +191,7 @@ void save_context(const std::string& path, const Model& model, const Context& co
     info.model_name = model.parameters().name;
     info.model_path = std::filesystem::absolute(model.path());
     info.model_options = model.options();
+    info.reading = reading_of(model.parameters());
     info.layers = cache.layers();
     info.kv_heads = cache.kv_heads();
     info.head_dim = cache.head_dim();
@@ -314,7 +338,7 @@ Context ContextFile::context(const Model& model) const {
         last_hidden_.size() != std::size_t(p.hidden) ||
         std::ranges::any_of(tokens_, [&](std::int32_t token) { return token < 0 || token >= p.vocabulary; }))
         throw Error("'" + path_ + "' doesn't fit the model that it names");
-    if (model.options() != info_.model_options || info_.tokens > p.context_length)
+    if (info_.reading != reading_of(p) || info_.tokens > p.context_length)
         throw Error("'" + path_ + "' was made with another context length or rope scaling of the model");
 
     const std::size_t elements = page_elements(p.head_dim),

@@ -29,11 +29,11 @@ struct SourceFile {
 struct ContextInfo {
     std::string model_name, model_path, fingerprint;
     std::string method, explanation, budget;  // explanation: the method's parts and parameters, one a line
-    bool question_aware = false;
     KvType kv_type = KvType::f16;
     std::uint32_t tokens = 0;  // read; the next one's position
     int layers = 0, kv_heads = 0, head_dim = 0;
-    ModelOptions model_options;  // that the model was opened with
+    ModelOptions model_options;   // that the model was opened with
+    std::vector<double> reading;  // context length and rotation that came of them
     std::vector<SourceFile> sources;
 };
 

@@ -8,19 +8,25 @@
 
 namespace holdfast {
 
-namespace {
-constexpr std::size_t block_tokens = 64;  // read together: bounds the memory that a long question takes
-}
-
-std::span<const float> Session::read(std::span<const int> tokens) {
-    if (cache_.next_position() + tokens.size() > context_length_)
-        throw Error("the question ends beyond the " + std::to_string(context_length_) +
+std::span<const float> read_tokens(DecoderGraph& decoder, std::span<const int> tokens, RaggedCache& cache,
+                                   std::uint32_t context_length,
+                                   const std::function<Recording(std::size_t)>& record_last) {
+    constexpr std::size_t block_tokens = 64;
+    if (cache.next_position() + tokens.size() > context_length)
+        throw Error("the question ends beyond the " + std::to_string(context_length) +
                         " tokens that the model reads; shorten the document or the question",
                     Error::Kind::usage);
     std::span<const float> logits;
-    for (std::size_t i = 0; i < tokens.size(); i += block_tokens)
-        logits = decoder_.run(tokens.subspan(i, std::min(block_tokens, tokens.size() - i)), cache_);
+    for (std::size_t i = 0; i < tokens.size(); i += block_tokens) {
+        const auto block = tokens.subspan(i, std::min(block_tokens, tokens.size() - i));
+        const bool last = i + block.size() == tokens.size();
+        logits = decoder.run(block, cache, last && record_last ? record_last(block.size()) : Recording());
+    }
     return logits;
+}
+
+std::span<const float> Session::read(std::span<const int> tokens) {
+    return read_tokens(decoder_, tokens, cache_, context_length_);
 }
 
 int Session::answer(std::span<const float> logits, int most, const std::function<bool(int token)>& on_token) {

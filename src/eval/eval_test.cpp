@@ -107,8 +107,8 @@ TEST(Results, LinesAreReadBack) {
 
 // Breaks if what stays isn't the first and the last half of the prompt, or something fits and is cut.
 TEST(Evaluation, MiddleIsCut) {
-    for (const auto& [context, behind, room] :
-         std::vector<std::array<std::size_t, 3>>{{100, 7, 50}, {100, 0, 51}, {60, 25, 51}}) {
+    for (const auto& [context, behind, room] : std::vector<std::array<std::size_t, 3>>{
+             {100, 7, 50}, {100, 0, 51}, {60, 25, 51}, {60, 40, 51}, {10, 50, 51}}) {
         std::vector<int> tokens(context);
         std::iota(tokens.begin(), tokens.end(), 0);
         EXPECT_EQ(cut_middle(tokens, context, behind, room), context + behind - room);
@@ -118,7 +118,7 @@ TEST(Evaluation, MiddleIsCut) {
     }
     std::vector<int> tokens(40);
     EXPECT_EQ(cut_middle(tokens, 40, 10, 50), 0u);
-    EXPECT_EQ(cut_middle(tokens, 40, 26, 50), 0u);  // nothing of the question is ever cut
+    EXPECT_EQ(cut_middle(tokens, 40, 50, 50), 0u);  // nothing of the question is ever cut
     EXPECT_EQ(tokens.size(), 40u);
 }
 
@@ -138,11 +138,19 @@ TEST(Report, NumbersAndPages) {
          {"| a | 100.0 | 50.0 | **90.0** |", "| **mean of 2** | **75.0** | **50.0** | **70.0** |",
           "| 95% interval | 75.0 to 75.0 | 35.0 to 65.0 |", "| adakv | 20% | 33.3 |",
           "| critical-adakv | 20% | 6.7 |", "| 5.00 | adakv |",  // 33.3 / 6.7
-          "| 0 | 30.0 | 30.0 |", "| 1 | 10.0 | 10.0 |",          // kept shares: 60 and 20 of 200
+          "| 0 | 30 | 30 |", "| 1 | 10 | 10 |",                  // kept shares: 60 and 20 of 200
           "| <b>\\|{{body}}</script> | 50.0 |", "| full | **+25.0 (+10.0 to +40.0)** |"})
         EXPECT_NE(markdown.find(row), std::string::npos) << row << "\n" << markdown;
     EXPECT_NE(html.find("<th>&lt;b&gt;|{{body}}&lt;/script&gt;</th><td>50.0</td>"), std::string::npos);
     EXPECT_NE(html.find("Chart.js"), std::string::npos);
+    // A pair of method and budget that wasn't run isn't a zero.
+    SampleResult other = result("a", 0, "critical-adakv", 1);
+    other.budget = "40%";
+    all.push_back(other);
+    const std::string uneven = evaluation_report(Summary(all), manifest).markdown();
+    EXPECT_NE(uneven.find("| critical-adakv | 40% | 0.0 |"), std::string::npos) << uneven;
+    EXPECT_NE(uneven.find("Not every method"), std::string::npos);
+    EXPECT_EQ(uneven.find("| 0.00 | adakv |"), std::string::npos);
     for (const char* outside : {"src=", "href=", "@import", "url(", "fetch("})
         EXPECT_EQ(html.substr(0, html.find("<script>")).find(outside), std::string::npos) << outside;
 }

@@ -20,9 +20,9 @@ std::size_t end_of_first_line(const std::string& text) {
 }  // namespace
 
 std::size_t cut_middle(std::vector<int>& tokens, std::size_t context, std::size_t behind, std::size_t room) {
-    if (context + behind <= room || behind > room / 2) return 0;
+    if (context + behind <= room || behind >= room) return 0;
     const std::size_t cut = context + behind - room;
-    const auto middle = tokens.begin() + std::ptrdiff_t(room - room / 2);
+    const auto middle = tokens.begin() + std::ptrdiff_t(std::min(room - room / 2, context - cut));
     tokens.erase(middle, middle + std::ptrdiff_t(cut));
     return cut;
 }
@@ -52,18 +52,23 @@ Evaluation::Tokens Evaluation::tokens_of(const Sample& sample) const {
     return tokens;
 }
 
-std::string Evaluation::Tokens::hash() const {
+std::string Evaluation::hash_of(const Sample& sample, const Tokens& tokens) {
     Hash hash;
-    for (const std::vector<int>* part : {&context, &rest}) {
+    const auto add_text = [&](const std::string& text) { hash.add(text.c_str(), text.size() + 1); };
+    for (const std::vector<int>* part : {&tokens.context, &tokens.rest}) {
         const std::size_t count = part->size();
         hash.add(&count, sizeof count);
         hash.add(part->data(), count * sizeof(int));
     }
+    const int how[] = {sample.most_tokens, int(sample.metric), int(sample.first_line)};
+    hash.add(how, sizeof how);
+    for (const std::string& answer : sample.answers) add_text(answer);
+    for (const std::string& name : sample.classes) add_text(name);
     return hash.hex();
 }
 
 std::string Evaluation::prompt_hash(const Sample& sample) const {
-    return tokens_of(sample).hash();
+    return hash_of(sample, tokens_of(sample));
 }
 
 std::size_t Evaluation::prompt_tokens(const Sample& sample) const {
@@ -85,14 +90,13 @@ void Evaluation::check(const Sample& sample) const {
     }
 }
 
-std::vector<SampleResult> Evaluation::run(const Sample& sample,
-                                          const std::vector<CompressionRequest>& requests,
-                                          const std::function<void(const ReadProgress&)>& progress) {
+void Evaluation::run(const Sample& sample, const std::vector<CompressionRequest>& requests,
+                     const std::function<void(SampleResult)>& on_result,
+                     const std::function<void(const ReadProgress&)>& progress) {
     const Tokens tokens = tokens_of(sample);
-    const std::string hash = tokens.hash();
+    const std::string hash = hash_of(sample, tokens);
     const std::vector<Context> contexts =
         read_contexts(model_, compute_, tokens.context, requests, 512, progress);
-    std::vector<SampleResult> results;
     for (std::size_t i = 0; i < requests.size(); ++i) {
         const Context& context = contexts[i];
         SampleResult result;
@@ -134,9 +138,8 @@ std::vector<SampleResult> Evaluation::run(const Sample& sample,
         result.metric = metric_name(sample.metric);
         result.answers = sample.answers;
         result.score = score(sample.metric, result.answer, sample.answers, sample.classes);
-        results.push_back(std::move(result));
+        on_result(std::move(result));
     }
-    return results;
 }
 
 }  // namespace holdfast

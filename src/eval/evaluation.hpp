@@ -15,7 +15,7 @@ namespace holdfast {
 
 // Takes tokens out so that a prompt of `context` tokens and `behind` more behind them fills `room`: its first
 // and last halves stay. tokens: begin with the context. Returns how many went; none where the prompt fits, or
-// what is behind the context takes more than half.
+// what is behind the context takes all the room.
 std::size_t cut_middle(std::vector<int>& tokens, std::size_t context, std::size_t behind, std::size_t room);
 
 struct EvaluationSettings {
@@ -31,24 +31,26 @@ class Evaluation {
           decoder_(model, compute),
           settings_(settings) {}
 
-    // Hash of a sample's prompt as this evaluation reads it: results are found again by it.
+    // Hash of a sample's prompt as this evaluation reads it and of how it is answered and scored: results are
+    // found again by it.
     std::string prompt_hash(const Sample& sample) const;
     std::size_t prompt_tokens(const Sample& sample) const;
     // Throws Error if the prompt and the longest answer don't fit the model's context, nothing is asked, or
     // what the metric needs isn't there.
     void check(const Sample& sample) const;
-    // In the order of the requests.
-    std::vector<SampleResult> run(const Sample& sample, const std::vector<CompressionRequest>& requests,
-                                  const std::function<void(const ReadProgress&)>& progress = {});
+    // Hands over each request's result as it comes, in their order.
+    void run(const Sample& sample, const std::vector<CompressionRequest>& requests,
+             const std::function<void(SampleResult)>& on_result,
+             const std::function<void(const ReadProgress&)>& progress = {});
 
   private:
     struct Tokens {
         std::vector<int> context, rest;
         std::size_t cut = 0;  // from the context's middle
         bool chat = false;
-        std::string hash() const;
     };
     Tokens tokens_of(const Sample& sample) const;
+    static std::string hash_of(const Sample& sample, const Tokens& tokens);
 
     const Model& model_;
     const Tokenizer& tokenizer_;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -53,6 +54,10 @@ std::vector<Column> columns_at(const Summary& summary, const std::string& budget
     for (const Column& c : summary.columns())
         if (c.method == "full" || c.budget == budget) columns.push_back(c);
     return columns;
+}
+
+bool has(const Summary& summary, const Column& column) {
+    return std::ranges::find(summary.columns(), column) != summary.columns().end();
 }
 
 // The method that another one builds on, and is compared with in its paper; empty if there is none here.
@@ -127,8 +132,10 @@ void add_curves(Document& document, const Summary& summary) {
         chart.x.push_back(fmt::format("{:.1f}", kept_share(summary, budget)));
     for (const std::string& method : methods(summary)) {
         Series series{method, {}, {}, {}};
-        for (const std::string& budget : all)
-            series.y.push_back(summary.mean({method, method == "full" ? "100%" : budget}));
+        for (const std::string& budget : all) {
+            const Column column{method, method == "full" ? "100%" : budget};
+            series.y.push_back(has(summary, column) ? summary.mean(column) : NAN);
+        }
         chart.series.push_back(std::move(series));
     }
     document.chart(std::move(chart));
@@ -147,7 +154,8 @@ void add_losses(Document& document, const Summary& summary) {
     for (const Column& c : summary.columns()) {
         if (c.method == "full") continue;
         const Interval loss = summary.loss(c);
-        const std::string base = base_method(c.method, known);
+        std::string base = base_method(c.method, known);
+        if (!has(summary, {base, c.budget})) base.clear();
         std::string times = "-";
         if (!base.empty()) {
             const double before = summary.loss({base, c.budget}).mean;
@@ -255,7 +263,7 @@ void add_rows(Table& table, const std::string& prefix, const nlohmann::ordered_j
     for (const auto& [name, value] : object.items())
         if (value.is_object())
             add_rows(table, prefix + name + ".", value);
-        else if (!value.is_null() && value != "" && value != 0)
+        else if (!value.is_null() && value != "" && !(name == "rope_scale" && value == 0))
             table.rows.push_back({prefix + name, plain(value)});
 }
 

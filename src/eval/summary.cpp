@@ -110,7 +110,7 @@ Interval Summary::loss(const Column& column) const {
 }
 
 std::string Summary::mean_name() const {
-    const bool ruler = tasks_.size() == ruler_tasks().size() &&
+    const bool ruler = complete() && tasks_.size() == ruler_tasks().size() &&
                        std::ranges::all_of(ruler_tasks(), [&](const std::string& task) {
                            return std::ranges::find(tasks_, task) != tasks_.end();
                        });

@@ -47,7 +47,7 @@ class Summary {
     // How much less than the full cache's, in per cent of it, over the samples that both have.
     Interval loss(const Column& column) const;
 
-    // "RULER average" over all of its tasks, "mean of N" over others.
+    // "RULER average" if every column has all of its tasks, otherwise "mean of N".
     std::string mean_name() const;
 
   private:

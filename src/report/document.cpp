@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -77,7 +78,7 @@ std::string html_table(const Table& table) {
     return text + "</tbody></table></div>\n";
 }
 
-// What a chart shows, for Markdown and for screen readers.
+// What a chart shows, for Markdown.
 Table points(const Chart& chart) {
     Table table;
     table.head = {chart.x_label};
@@ -85,7 +86,8 @@ Table points(const Chart& chart) {
     for (std::size_t i = 0; i < chart.x.size(); ++i) {
         table.rows.push_back({chart.x[i]});
         for (const Series& series : chart.series)
-            table.rows.back().push_back(fmt::format("{:.1f}", series.y[i]));
+            table.rows.back().emplace_back(std::isnan(series.y[i]) ? "-"
+                                                                   : fmt::format("{:.3g}", series.y[i]));
     }
     return table;
 }
@@ -211,9 +213,9 @@ std::string Document::html() const {
                         escaped_html(c.y_label));
                 }},
             block);
-    // In a script, "</" could end it.
+    // In a script, "<" could end it.
     const std::string data =
-        replaced(charts.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), "</", "<\\/");
+        replaced(charts.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), "<", "\\u003c");
     const std::string title = escaped_html(title_);
     return filled(page_html[0],
                   {{"title", title}, {"body", body}, {"charts", data}, {"chart.js", chart_js[0]}});
