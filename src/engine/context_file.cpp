@@ -96,9 +96,9 @@ class SectionWriter {
     std::size_t offset() const { return offset_; }
 
   private:
+    XXH3_state_t hash_;
     std::ostream& stream_;
     Header& header_;
-    XXH3_state_t hash_;
     std::size_t offset_ = block, begin_ = block;
 };
 

@@ -64,12 +64,17 @@ std::size_t number_or_name(std::u32string_view text) {
 
 ChineseWords::ChineseWords(const std::string& folder) {
     std::ifstream dictionary(folder + "/dict.txt"), model(folder + "/hmm.txt");
+    const auto bad_line = [&](const char* name, const std::string& line) {
+        std::string message = "'" + folder;
+        message.append("/").append(name).append("': a line that isn't one of its: ").append(line);
+        return Error(message);
+    };
     std::int64_t total = 0;
     for (std::string line; std::getline(dictionary, line);) {
         std::istringstream fields(line);
         std::string word;
         std::int64_t number = 0;
-        if (!(fields >> word >> number)) throw Error("'" + folder + "/dict.txt': no word and count: " + line);
+        if (!(fields >> word >> number)) throw bad_line("dict.txt", line);
         const std::u32string text = decode_utf8(word);
         counts_[text] = number;
         total += number;
@@ -83,8 +88,7 @@ ChineseWords::ChineseWords(const std::string& folder) {
         double probability = 0;
         fields >> state >> character >> probability;
         const std::size_t index = letters.find(state);
-        if (!fields || state.size() != 1 || index == std::string_view::npos)
-            throw Error("'" + folder + "/hmm.txt': no state, character and probability: " + line);
+        if (!fields || state.size() != 1 || index == std::string_view::npos) throw bad_line("hmm.txt", line);
         emission_[index][decode_utf8(character).at(0)] = probability;
     }
     if (total == 0 || characters == 0)
