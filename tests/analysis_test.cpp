@@ -23,12 +23,7 @@ class Analysis : public ::testing::Test {
   protected:
     static std::string path() {
         static const std::string file = [] {
-            RandomModel model;
-            model.hidden = 96;
-            model.heads = 6;
-            model.head_dim = 16;
-            model.feed_forward = 128;
-            model.layers = 3;
+            RandomModel model = testing::small_model();
             model.gain = 3;
             std::string name = testing::temporary_path("analysis.gguf");
             write_random_model(name, model);
@@ -212,7 +207,7 @@ TEST(Bound, HoldsInRandomHeads) {
 // Breaks if means, minima or collapses aren't those of the steps, blocks of steps aren't joined, or evicted
 // tokens are misnamed.
 TEST_F(Analysis, FragilityIsThatOfTheSteps) {
-    const int steps = steps_of_block + 9;
+    const int steps = 41;  // more than a block
     const FragilityAnalysis analysis = analyze_fragility(model, compute, decoder, setting(steps), 0.9);
     ASSERT_EQ(analysis.answer.size(), std::size_t(steps));
     AnswerTrace trace(model, decoder, full->cache, question, [](int) { return false; });
@@ -276,7 +271,7 @@ TEST_F(Analysis, FragilityIsThatOfTheSteps) {
 // Breaks if an analysis changes the answer, heads' means aren't those of the steps, keeping everything moves
 // a hidden state, or a hidden state is another layer's.
 TEST_F(Analysis, PerturbationOfHeadsAndHiddenStates) {
-    const int steps = steps_of_block + 3;
+    const int steps = 35;
     const PerturbationAnalysis analysis = analyze_perturbation(model, compute, decoder, setting(steps));
     Session session(decoder, full->cache, model.parameters().context_length, {});
     std::vector<int> answer;

@@ -53,12 +53,7 @@ double kl_divergence(const std::vector<float>& p, const std::vector<float>& q) {
 class ContextFiles : public ::testing::Test {
   protected:
     static std::string model_path(std::uint32_t seed) {
-        RandomModel random;
-        random.hidden = 96;
-        random.heads = 6;
-        random.head_dim = 16;
-        random.feed_forward = 128;
-        random.layers = 3;
+        RandomModel random = testing::small_model();
         random.gain = 3;
         random.seed = seed;
         std::string path = testing::temporary_path("context-file-" + std::to_string(seed) + ".gguf");

@@ -32,12 +32,7 @@ std::vector<int> random_tokens(std::uint32_t count, int vocabulary, std::uint32_
 
 std::string small_model_path() {
     static const std::string path = [] {
-        RandomModel model;
-        model.hidden = 96;
-        model.heads = 6;
-        model.head_dim = 16;
-        model.feed_forward = 128;
-        model.layers = 3;
+        RandomModel model = testing::small_model();
         std::string file = testing::temporary_path("small.gguf");
         write_random_model(file, model);
         return file;

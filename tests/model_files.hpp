@@ -45,6 +45,17 @@ struct RandomModel {
     std::function<void(gguf_context*)> more_keys = {};  // added to the file's, or in their place
 };
 
+// Three layers of 96, heads of 16: what most tests of contexts read.
+inline RandomModel small_model() {
+    RandomModel model;
+    model.hidden = 96;
+    model.heads = 6;
+    model.head_dim = 16;
+    model.feed_forward = 128;
+    model.layers = 3;
+    return model;
+}
+
 void write_random_model(const std::string& path, const RandomModel& model);
 
 // The model's tensors in `parts` files NAME-00001-of-…; returns the first one's path.

@@ -15,20 +15,9 @@ AnswerTrace::AnswerTrace(const Model& model, DecoderGraph& decoder, const Ragged
       stop_(std::move(stop)),
       context_tokens_(context.next_position()) {
     const HyperParameters& p = model_.parameters();
-    const std::size_t row = std::size_t(p.heads) * std::size_t(p.head_dim), layers = std::size_t(p.layers);
-    std::vector<float> block;
-    std::size_t count = 0;
-    const std::span<const float> logits =
-        read_tokens(decoder_, tokens, cache_, p.context_length, [&](std::size_t block_tokens) {
-            count = block_tokens;
-            block.resize(layers * count * row);
-            return Recording{.queries = block.data()};
-        });
+    first_queries_.resize(std::size_t(p.layers) * std::size_t(p.heads) * std::size_t(p.head_dim));
+    take(read_tokens(decoder_, tokens, cache_, p.context_length, {.queries = first_queries_.data()}));
     first_slot_ = cache_.next_position() - 1;
-    first_queries_.resize(layers * row);
-    for (std::size_t l = 0; l < layers; ++l)
-        std::copy_n(block.data() + ((l + 1) * count - 1) * row, row, first_queries_.data() + l * row);
-    take(logits);
 }
 
 // The likeliest next token.

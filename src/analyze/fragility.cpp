@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "base/error.hpp"
-
 namespace holdfast {
 
 namespace {
@@ -55,9 +53,7 @@ FragilityAnalysis analyze_fragility(const Model& model, Compute& compute, Decode
     std::vector<std::vector<std::vector<float>>> retained(sets);  // [sets][layers, heads][steps]
     for (auto& of_set : retained) of_set.resize(all);
 
-    AnswerTrace trace(model, decoder, setting.context, setting.question, setting.ends_answer);
-    while (int(trace.steps()) < setting.most_steps &&
-           trace.advance(std::min(steps_of_block, setting.most_steps - int(trace.steps())))) {
+    analysis.answer = trace_answer(model, decoder, setting, [&](const AnswerTrace& trace) {
         const std::size_t first = trace.first_recorded(), steps = trace.steps() - first;
         for (Fragility& kept : analysis.kept) {
             kept.mean_by_step.resize(trace.steps(), 0);
@@ -102,11 +98,7 @@ FragilityAnalysis analyze_fragility(const Model& model, Compute& compute, Decode
                 kept.worst_step.evicted = largest(mass, count);
             }
         }
-        if (setting.progress) setting.progress(int(trace.steps()));
-    }
-    if (trace.steps() == 0)
-        throw Error("with the full cache the model gives no answer: there is nothing to analyze");
-    analysis.answer = trace.tokens();
+    });
 
     for (std::size_t s = 0; s < sets; ++s) {
         Fragility& kept = analysis.kept[s];

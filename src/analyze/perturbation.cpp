@@ -18,18 +18,7 @@ void compare_hidden(const HyperParameters& p, DecoderGraph& decoder, const Answe
     caches.emplace_back(setting.context);
     for (const RaggedCache* kept : setting.kept) caches.emplace_back(*kept);
     const std::size_t width = std::size_t(p.hidden), layers = std::size_t(p.layers);
-    std::vector<float> full(layers * width), reduced(full.size()), block;
-    // Hidden states of the last of these tokens.
-    const auto run = [&](std::span<const int> tokens, RaggedCache& cache, std::vector<float>& hidden) {
-        std::size_t count = 0;
-        read_tokens(decoder, tokens, cache, p.context_length, [&](std::size_t block_tokens) {
-            count = block_tokens;
-            block.resize(layers * count * width);
-            return Recording{.hidden = block.data()};
-        });
-        for (std::size_t l = 0; l < layers; ++l)
-            std::copy_n(block.data() + ((l + 1) * count - 1) * width, width, hidden.data() + l * width);
-    };
+    std::vector<float> full(layers * width), reduced(full.size());
     for (Perturbation& kept : analysis.kept) {
         kept.hidden.assign(layers, 0);
         kept.hidden_relative.assign(layers, 0);
@@ -37,9 +26,9 @@ void compare_hidden(const HyperParameters& p, DecoderGraph& decoder, const Answe
     std::span<const int> tokens = setting.question;
     const double steps = double(analysis.answer.size());
     for (const int& next : analysis.answer) {
-        run(tokens, caches[0], full);
+        read_tokens(decoder, tokens, caches[0], p.context_length, {.hidden = full.data()});
         for (std::size_t s = 0; s < analysis.kept.size(); ++s) {
-            run(tokens, caches[s + 1], reduced);
+            read_tokens(decoder, tokens, caches[s + 1], p.context_length, {.hidden = reduced.data()});
             for (std::size_t l = 0; l < layers; ++l) {
                 double distance = 0, norm = 0;
                 for (std::size_t i = l * width; i < (l + 1) * width; ++i) {
@@ -74,6 +63,20 @@ std::vector<int> evicting_layers(const HyperParameters& parameters) {
     return layers;
 }
 
+std::vector<int> trace_answer(const Model& model, DecoderGraph& decoder, const AnswerSetting& setting,
+                              const std::function<void(const AnswerTrace&)>& on_block) {
+    constexpr int steps_of_block = 32;
+    AnswerTrace trace(model, decoder, setting.context, setting.question, setting.ends_answer);
+    while (int(trace.steps()) < setting.most_steps &&
+           trace.advance(std::min(steps_of_block, setting.most_steps - int(trace.steps())))) {
+        on_block(trace);
+        if (setting.progress) setting.progress(int(trace.steps()));
+    }
+    if (trace.steps() == 0)
+        throw Error("with the full cache the model gives no answer: there is nothing to analyze");
+    return trace.tokens();
+}
+
 PerturbationAnalysis analyze_perturbation(const Model& model, Compute& compute, DecoderGraph& decoder,
                                           const AnswerSetting& setting) {
     const HyperParameters& p = model.parameters();
@@ -82,9 +85,7 @@ PerturbationAnalysis analyze_perturbation(const Model& model, Compute& compute, 
     PerturbationAnalysis analysis;
     analysis.kept.resize(sets);
     for (Perturbation& kept : analysis.kept) kept.heads.resize(std::size_t(p.layers) * heads);
-    AnswerTrace trace(model, decoder, setting.context, setting.question, setting.ends_answer);
-    while (int(trace.steps()) < setting.most_steps &&
-           trace.advance(std::min(steps_of_block, setting.most_steps - int(trace.steps())))) {
+    analysis.answer = trace_answer(model, decoder, setting, [&](const AnswerTrace& trace) {
         const std::size_t first = trace.first_recorded(), steps = trace.steps() - first;
         for (Perturbation& kept : analysis.kept) kept.relative_by_step.resize(trace.steps());
         analyze_kept_attention(
@@ -103,15 +104,11 @@ PerturbationAnalysis analyze_perturbation(const Model& model, Compute& compute, 
                         analysis.kept[s].relative_by_step[first + i / heads] += relative / double(all_heads);
                     }
             });
-        if (setting.progress) setting.progress(int(trace.steps()));
-    }
-    if (trace.steps() == 0)
-        throw Error("with the full cache the model gives no answer: there is nothing to analyze");
-    analysis.answer = trace.tokens();
+    });
     for (Perturbation& kept : analysis.kept)
         for (HeadPerturbation& head : kept.heads)
             for (double* sum : {&head.distance, &head.relative, &head.bound, &head.mass, &head.majority})
-                *sum /= double(trace.steps());
+                *sum /= double(analysis.answer.size());
     compare_hidden(p, decoder, setting, analysis);
     return analysis;
 }

@@ -52,6 +52,9 @@ PerturbationAnalysis analyze_perturbation(const Model& model, Compute& compute, 
 // Layers that evict, rising.
 std::vector<int> evicting_layers(const HyperParameters& parameters);
 
-constexpr int steps_of_block = 32;  // whose queries are held together
+// Gives the full cache's answer, whose tokens it returns, and calls on_block after every few steps: their
+// queries are recorded then. Throws Error if there is no answer.
+std::vector<int> trace_answer(const Model& model, DecoderGraph& decoder, const AnswerSetting& setting,
+                              const std::function<void(const AnswerTrace&)>& on_block);
 
 }  // namespace holdfast

@@ -181,15 +181,15 @@ ResultFile open_results(const EvalOptions& options, const nlohmann::ordered_json
 void evaluate(const EvalOptions& options, Bench& bench, const std::vector<Sample>& samples,
               const nlohmann::ordered_json& task_settings) {
     const std::vector<CompressionRequest> requests = options.requests.parse();
+    std::vector<std::string> prompts;
     for (const Sample& sample : samples)
-        bench.evaluation.check(sample);  // before hours of work, not in between
+        prompts.push_back(bench.evaluation.check(sample));  // before hours of work, not in between
 
     const FolderLock lock(options.folder);
     std::vector<SampleResult> results =
         open_results(options, manifest_of(options, bench.model, bench.tokenizer, task_settings)).results;
     std::set<std::tuple<std::string, std::string, std::string, std::string>> done;
-    const auto key = [](const SampleResult& r) { return std::tuple(r.sample, r.prompt, r.method, r.budget); };
-    for (const SampleResult& result : results) done.insert(key(result));
+    for (const SampleResult& r : results) done.insert({r.sample, r.prompt, r.method, r.budget});
     const std::string path = options.folder + "/results.jsonl";
     std::ofstream output(path, std::ios::app | std::ios::binary);
     if (!output) throw Error("cannot write '" + path + "'");
@@ -198,7 +198,7 @@ void evaluate(const EvalOptions& options, Bench& bench, const std::vector<Sample
     const Stopwatch watch;
     std::size_t seen = 0, ran = 0;
     for (const Sample& sample : samples) {
-        const std::string name = sample.name(), prompt = bench.evaluation.prompt_hash(sample);
+        const std::string name = sample.name(), &prompt = prompts[seen];
         std::vector<CompressionRequest> missing;
         for (const CompressionRequest& r : requests)
             if (!done.contains({name, prompt, r.method.name(), r.budget.name()})) missing.push_back(r);
@@ -213,6 +213,7 @@ void evaluate(const EvalOptions& options, Bench& bench, const std::vector<Sample
                 results.push_back(std::move(result));
             },
             [&](const ReadProgress& progress) { line.show(progress); });
+        line.clear();  // before the samples' own line takes its place
         ++ran;
         if (terminal)
             fmt::print(stderr, "\r\033[K{} of {} samples, {:.0f} s left{}", seen, samples.size(),

@@ -9,8 +9,7 @@
 namespace holdfast {
 
 std::span<const float> read_tokens(DecoderGraph& decoder, std::span<const int> tokens, RaggedCache& cache,
-                                   std::uint32_t context_length,
-                                   const std::function<Recording(std::size_t)>& record_last) {
+                                   std::uint32_t context_length, Recording last) {
     constexpr std::size_t block_tokens = 64;
     if (cache.next_position() + tokens.size() > context_length)
         throw Error("the question ends beyond the " + std::to_string(context_length) +
@@ -19,8 +18,7 @@ std::span<const float> read_tokens(DecoderGraph& decoder, std::span<const int> t
     std::span<const float> logits;
     for (std::size_t i = 0; i < tokens.size(); i += block_tokens) {
         const auto block = tokens.subspan(i, std::min(block_tokens, tokens.size() - i));
-        const bool last = i + block.size() == tokens.size();
-        logits = decoder.run(block, cache, last && record_last ? record_last(block.size()) : Recording());
+        logits = decoder.run(block, cache, i + block.size() == tokens.size() ? last : Recording());
     }
     return logits;
 }

@@ -16,11 +16,9 @@ struct Sampling {
 };
 
 // Reads tokens in blocks, which bounds the memory that a long question takes, and returns the logits after
-// the last one. record_last(tokens of the block): where to write down the last block. Throws Error if the
-// tokens exceed the context length.
+// the last one, which `last` is recorded of. Throws Error if the tokens exceed the context length.
 std::span<const float> read_tokens(DecoderGraph& decoder, std::span<const int> tokens, RaggedCache& cache,
-                                   std::uint32_t context_length,
-                                   const std::function<Recording(std::size_t)>& record_last = {});
+                                   std::uint32_t context_length, Recording last = {});
 
 // One line of questions and answers on a context. Contexts are shared, not copied; what a session reads
 // and says is its own.

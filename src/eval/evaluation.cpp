@@ -67,16 +67,12 @@ std::string Evaluation::hash_of(const Sample& sample, const Tokens& tokens) {
     return hash.hex();
 }
 
-std::string Evaluation::prompt_hash(const Sample& sample) const {
-    return hash_of(sample, tokens_of(sample));
-}
-
 std::size_t Evaluation::prompt_tokens(const Sample& sample) const {
     const Tokens tokens = tokens_of(sample);
     return tokens.context.size() + tokens.rest.size();
 }
 
-void Evaluation::check(const Sample& sample) const {
+std::string Evaluation::check(const Sample& sample) const {
     const Tokens tokens = tokens_of(sample);
     const std::size_t all = tokens.context.size() + tokens.rest.size() + std::size_t(sample.most_tokens);
     if (all > model_.parameters().context_length)
@@ -88,6 +84,7 @@ void Evaluation::check(const Sample& sample) const {
     } catch (const Error& error) {
         throw Error(sample.id + ": " + error.what());
     }
+    return hash_of(sample, tokens);
 }
 
 void Evaluation::run(const Sample& sample, const std::vector<CompressionRequest>& requests,

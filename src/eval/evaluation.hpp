@@ -31,13 +31,11 @@ class Evaluation {
           decoder_(model, compute),
           settings_(settings) {}
 
-    // Hash of a sample's prompt as this evaluation reads it and of how it is answered and scored: results are
-    // found again by it.
-    std::string prompt_hash(const Sample& sample) const;
     std::size_t prompt_tokens(const Sample& sample) const;
-    // Throws Error if the prompt and the longest answer don't fit the model's context, nothing is asked, or
-    // what the metric needs isn't there.
-    void check(const Sample& sample) const;
+    // Returns a hash of a sample's prompt as this evaluation reads it and of how it is answered and scored:
+    // results are found again by it. Throws Error if the prompt and the longest answer don't fit the model's
+    // context, nothing is asked, or what the metric needs isn't there.
+    std::string check(const Sample& sample) const;
     // Hands over each request's result as it comes, in their order.
     void run(const Sample& sample, const std::vector<CompressionRequest>& requests,
              const std::function<void(SampleResult)>& on_result,

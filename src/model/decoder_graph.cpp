@@ -305,6 +305,7 @@ struct DecoderGraph::State {
     ggml_tensor* positions = nullptr;
     ggml_tensor* result = nullptr;
     std::vector<ggml_tensor*> hidden = {};        // behind each layer, if they are to be recorded
+    std::vector<float> queries = {};              // of a recorded run [layers, tokens, heads, head_dim]
     std::unique_ptr<AttentionCall[]> calls = {};  // by layer
 
     void build(std::int64_t count, bool record_hidden) {
@@ -354,13 +355,14 @@ std::span<const float> DecoderGraph::run(std::span<const int> tokens, RaggedCach
     const std::uint32_t first = cache.next_position();
     if (state.tokens != std::int64_t(tokens.size()) || state.hidden.empty() != (recording.hidden == nullptr))
         state.build(std::int64_t(tokens.size()), recording.hidden != nullptr);
+    const std::size_t count = tokens.size(), layers = std::size_t(cache.layers()),
+                      row = std::size_t(state.model.parameters().heads * cache.head_dim());
+    if (recording.queries != nullptr) state.queries.resize(layers * row * count);
     for (int l = 0; l < cache.layers(); ++l) {
         AttentionCall& call = state.calls[std::size_t(l)];
         call.cache = &cache;
-        call.queries = recording.queries == nullptr
-                           ? nullptr
-                           : recording.queries +
-                                 std::size_t(l) * tokens.size() * std::size_t(call.heads * cache.head_dim());
+        call.queries =
+            recording.queries == nullptr ? nullptr : state.queries.data() + std::size_t(l) * row * count;
         drop_unseen(cache, call, first);
         cache.append(l, first, std::uint32_t(tokens.size()));
         state.scratch.prepare(call, int(tokens.size()), state.compute.threads());
@@ -370,9 +372,12 @@ std::span<const float> DecoderGraph::run(std::span<const int> tokens, RaggedCach
     auto* positions = static_cast<std::int32_t*>(state.positions->data);
     std::iota(positions, positions + tokens.size(), std::int32_t(first));
     state.compute.run(state.graph);
+    for (std::size_t l = 0; l < layers && recording.queries != nullptr; ++l)
+        std::copy_n(state.queries.data() + ((l + 1) * count - 1) * row, row, recording.queries + l * row);
     for (std::size_t l = 0; l < state.hidden.size(); ++l) {
-        const std::size_t floats = tokens.size() * std::size_t(state.hidden[l]->ne[0]);
-        std::copy_n(static_cast<const float*>(state.hidden[l]->data), floats, recording.hidden + l * floats);
+        const std::size_t width = std::size_t(state.hidden[l]->ne[0]);
+        std::copy_n(static_cast<const float*>(state.hidden[l]->data) + (count - 1) * width, width,
+                    recording.hidden + l * width);
     }
     return {static_cast<const float*>(state.result->data), std::size_t(state.result->ne[0])};
 }

@@ -32,10 +32,10 @@ class LayerGraph {
     std::unique_ptr<State> state_;
 };
 
-// What to write down of a run, or null.
+// What to write down of a run's last token, or null.
 struct Recording {
-    float* queries = nullptr;  // [layers, tokens, heads, head_dim], rotated
-    float* hidden = nullptr;   // [layers, tokens, hidden], behind each layer
+    float* queries = nullptr;  // [layers, heads, head_dim], rotated
+    float* hidden = nullptr;   // [layers, hidden], behind each layer
 };
 
 // Runs all layers over some tokens, with the weights as they are in the file: questions and answers.

@@ -49,16 +49,19 @@ def related(text):
     return " ".join(parts)
 
 
-def f1(prediction, answer):
-    def tokens(text):
-        text = "".join(c for c in text.lower() if c not in set(string.punctuation))
-        return re.sub(r"\b(a|an|the)\b", " ", text).split()
-    p, a = tokens(prediction), tokens(answer)
+def f1_of_tokens(p, a):
     same = sum((collections.Counter(p) & collections.Counter(a)).values())
     if same == 0:
         return 0.0
     precision, recall = same / len(p), same / len(a)
     return 2 * precision * recall / (precision + recall)
+
+
+def f1(prediction, answer):
+    def tokens(text):
+        text = "".join(c for c in text.lower() if c not in set(string.punctuation))
+        return re.sub(r"\b(a|an|the)\b", " ", text).split()
+    return f1_of_tokens(tokens(prediction), tokens(answer))
 
 
 def rouge_l(prediction, answer):
@@ -76,12 +79,7 @@ def f1_zh(prediction, answer):
         cleaned = ("".join("".join(c for c in word.lower() if c not in set(string.punctuation + CHINESE_PUNCTUATION)).split())
                    for word in jieba.cut(text, cut_all=False))
         return [word for word in cleaned if word]
-    p, a = tokens(prediction), tokens(answer)
-    same = sum((collections.Counter(p) & collections.Counter(a)).values())
-    if same == 0:
-        return 0.0
-    precision, recall = same / len(p), same / len(a)
-    return 2 * precision * recall / (precision + recall)
+    return f1_of_tokens(tokens(prediction), tokens(answer))
 
 
 def rouge_l_zh(prediction, answer):
