@@ -1,5 +1,5 @@
 # make demo   reads a document and answers questions about it, with the full cache and in 20% of it
-# make test   builds and runs all tests, with and without sanitizers
+# make test   builds and runs all tests: with and without sanitizers, the fuzzer for a minute, the Python package
 # Both set up what they need; a second run does only what has changed.
 BUILD ?= build
 CMAKE_FLAGS ?=
@@ -13,7 +13,10 @@ demo: build
 test: setup
 	@scripts/fetch.sh gemma3 jieba
 	@scripts/test.sh release $(BUILD) -DHOLDFAST_SANITIZE=OFF $(CMAKE_FLAGS)
-	@scripts/test.sh sanitized $(BUILD)-sanitize -DHOLDFAST_SANITIZE=ON $(CMAKE_FLAGS)
+	@scripts/test.sh sanitized $(BUILD)-sanitize -DHOLDFAST_SANITIZE=address $(CMAKE_FLAGS)
+	@scripts/test-threads.sh $(BUILD)
+	@scripts/fuzz.sh $(BUILD)
+	@scripts/test-python.sh $(BUILD)
 
 build: setup
 	@cmake -S . -B $(BUILD) -G Ninja $(CMAKE_FLAGS) >/dev/null
@@ -39,4 +42,4 @@ lint: setup
 	@scripts/lint.sh $(BUILD)
 
 clean:
-	rm -rf $(BUILD) $(BUILD)-sanitize
+	rm -rf $(BUILD) $(BUILD)-*

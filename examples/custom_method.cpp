@@ -4,7 +4,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "holdfast/engine.hpp"
+#include "holdfast/holdfast.hpp"
 
 using namespace holdfast;
 
@@ -40,11 +40,12 @@ int main(int argc, char** argv) try {
     std::ifstream file(argc > 2 ? argv[2] : "examples/saltmere.txt");
     if (!file) throw std::runtime_error("cannot open the document");
     const std::string document(std::istreambuf_iterator<char>(file), {});
-    Engine engine(argc > 1 ? argv[1] : default_model_path());
-    const Reading reading = engine.read(document, Method::parse("value-norm+rising"), Budget::parse("40%"));
-    std::printf("kept of %u tokens by layer:", reading.tokens());
-    for (int l = 0; l < reading.layers(); ++l) std::printf(" %zu", reading.kept(l, 0).size());
-    std::printf("\n%s\n", engine.answer(reading, "What is this text about?", 32).c_str());
+    const Model model(argc > 1 ? argv[1] : default_model_path());
+    const Context context =
+        model.compress(document, Method::parse("value-norm+rising"), Budget::parse("40%"));
+    std::printf("kept of %u tokens by layer:", context.tokens());
+    for (int l = 0; l < model.layers(); ++l) std::printf(" %zu", context.kept(l, 0).size());
+    std::printf("\n%s\n", context.session().ask("What is this text about?", 32).text.c_str());
 } catch (const std::exception& error) {
     std::fprintf(stderr, "custom_method: %s\n", error.what());
     return 1;

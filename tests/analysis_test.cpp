@@ -36,7 +36,7 @@ class Analysis : public ::testing::Test {
         std::mt19937 random(3);
         std::vector<int> tokens(150);
         for (int& token : tokens) token = int(random() % 320);
-        full = std::make_unique<Context>(read_context(model, compute, tokens, {}));
+        full = std::make_unique<ReadContext>(read_context(model, compute, tokens, {}));
         for (int set = 0; set < 2; ++set) {
             auto& cache = kept.emplace_back(full->cache);
             for (int l = 0; l < 3; ++l)
@@ -121,10 +121,10 @@ class Analysis : public ::testing::Test {
         return result;
     }
 
-    Model model;
+    GgufModel model;
     Compute compute;
     DecoderGraph decoder;
-    std::unique_ptr<Context> full;
+    std::unique_ptr<ReadContext> full;
     std::vector<RaggedCache> kept;  // a fifth, three fifths, everything
     std::vector<const RaggedCache*> pointers;
     std::vector<int> question = std::vector<int>(70, 17);  // more than is read at once
@@ -273,7 +273,7 @@ TEST_F(Analysis, FragilityIsThatOfTheSteps) {
 TEST_F(Analysis, PerturbationOfHeadsAndHiddenStates) {
     const int steps = 35;
     const PerturbationAnalysis analysis = analyze_perturbation(model, compute, decoder, setting(steps));
-    Session session(decoder, full->cache, model.parameters().context_length, {});
+    TokenSession session(decoder, full->cache, model.parameters().context_length, {});
     std::vector<int> answer;
     const auto logits = session.read(question);
     session.answer(logits, steps, [&](int token) {

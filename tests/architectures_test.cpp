@@ -7,7 +7,7 @@
 #include <map>
 #include <random>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "engine/context.hpp"
 #include "engine/head_profile.hpp"
 #include "engine/session.hpp"
@@ -121,7 +121,7 @@ class Architectures : public ::testing::TestWithParam<Variant> {
 // decoded.
 TEST_P(Architectures, EqualLibllama) {
     const std::string file = path();
-    const Model model(file);
+    const GgufModel model(file);
     Compute compute(1);  // two pools of threads would wait for each other
     DecoderGraph decoder(model, compute);
     LlamaReference reference(file, 2048, 1);
@@ -135,13 +135,13 @@ TEST_P(Architectures, EqualLibllama) {
         const std::vector<float> expected = reference.decode(prompt);
         ReadSettings chunked;
         chunked.chunk = 97;
-        Context context = read_context(model, compute, prompt, chunked);
+        ReadContext context = read_context(model, compute, prompt, chunked);
         EXPECT_LE(relative_difference(final_logits(model, compute, context.last_hidden.data()), expected),
                   1e-3f)
             << length << " tokens in chunks";
-        Context whole = read_context(model, compute, prompt, {});
+        ReadContext whole = read_context(model, compute, prompt, {});
         EXPECT_EQ(whole.last_hidden, context.last_hidden) << length << " tokens";
-        Session session(decoder, whole.cache, 4096, {});
+        TokenSession session(decoder, whole.cache, 4096, {});
         for (int i = 0; i < 32; ++i) {
             const std::span<const int> next(tokens.data() + length + i, 1);
             const float difference = relative_difference(session.read(next), reference.decode(next));
@@ -149,8 +149,8 @@ TEST_P(Architectures, EqualLibllama) {
             ASSERT_LE(difference, 1e-3f) << length << " tokens, step " << i;
         }
         // All at once, as a question is read.
-        Session together(decoder, whole.cache, 4096, {});
-        Session apart(decoder, whole.cache, 4096, {});
+        TokenSession together(decoder, whole.cache, 4096, {});
+        TokenSession apart(decoder, whole.cache, 4096, {});
         std::span<const float> logits;
         const std::span<const int> question(tokens.data() + length, 32);
         for (int i = 0; i < 32; ++i) logits = apart.read(question.subspan(std::size_t(i), 1));
@@ -164,7 +164,7 @@ TEST_P(Architectures, EqualLibllama) {
 // Breaks if a method fails on an architecture, misses its budget there, touches a sliding layer or leaves it
 // more than its window, or ends in logits that aren't numbers.
 TEST_P(Architectures, EveryMethodRuns) {
-    const Model model(path());
+    const GgufModel model(path());
     const HyperParameters& p = model.parameters();
     Compute compute(2);
     DecoderGraph decoder(model, compute);
@@ -188,7 +188,7 @@ TEST_P(Architectures, EveryMethodRuns) {
         if (settings.method.needs_profile())
             settings.method = Method::parse(name, {"profile=" + profile_path});
         settings.budget = Budget::parse("25%");
-        const Context context = read_context(model, compute, tokens, settings);
+        const ReadContext context = read_context(model, compute, tokens, settings);
         std::size_t kept = 0;
         for (int l = 0; l < p.layers; ++l)
             for (int h = 0; h < p.kv_heads; ++h) {
@@ -204,7 +204,7 @@ TEST_P(Architectures, EveryMethodRuns) {
         if (!settings.method.keeps_all()) {
             ASSERT_EQ(kept, std::size_t(100 * p.kv_heads * p.global_layers())) << name;
         }
-        Session session(decoder, context.cache, 4096, {});
+        TokenSession session(decoder, context.cache, 4096, {});
         for (const float logit : session.read(std::vector<int>{3, 1, 4}))
             ASSERT_TRUE(std::isfinite(logit)) << name;
     }
@@ -213,7 +213,7 @@ TEST_P(Architectures, EveryMethodRuns) {
 // Breaks if decoding on a ragged cache differs from attention over everything with the evicted entries
 // masked, or a token rotates by its slot instead of its position: the plain decoder knows no slots.
 TEST_P(Architectures, RaggedEqualsMasked) {
-    const Model model(path());
+    const GgufModel model(path());
     const HyperParameters& p = model.parameters();
     Compute compute(2);
     DecoderGraph decoder(model, compute);
@@ -223,7 +223,7 @@ TEST_P(Architectures, RaggedEqualsMasked) {
     const std::vector<int> tokens = random_tokens(n + 20, p.vocabulary, 4);
     std::mt19937 random(9);
     for (const int kept_percent : {0, 30}) {
-        Context context = read_context(model, compute, std::span(tokens).first(n), {});
+        ReadContext context = read_context(model, compute, std::span(tokens).first(n), {});
         std::vector<std::vector<bool>> kept;
         for (int l = 0; l < p.layers; ++l)
             for (int h = 0; h < p.kv_heads; ++h) {
@@ -234,7 +234,7 @@ TEST_P(Architectures, RaggedEqualsMasked) {
                         slots.push_back(j), kept.back()[j] = true;
                 if (!p.slides(l)) context.cache.retain(l, h, slots);
             }
-        Session session(decoder, context.cache, 4096, {});
+        TokenSession session(decoder, context.cache, 4096, {});
         // A few together, then one by one, so that both ways of attention are taken.
         std::span<const float> logits = session.read(std::span(tokens).subspan(n, 13));
         for (std::uint32_t i = 13; i < 20; ++i) logits = session.read({&tokens[n + i], 1});
@@ -258,11 +258,11 @@ TEST(RopeOptions, LeaveSlidingLayersAlone) {
     shape.gain = 0.8f;
     const std::string file = testing::temporary_path("gemma2-scaled.gguf");
     write_random_model(file, shape);
-    const Model model(file, {0, "linear", 2});
+    const GgufModel model(file, {0, "linear", 2});
     Compute compute(1);
     LlamaReference reference(file, 2048, 1, 2, "linear");
     const std::vector<int> tokens = random_tokens(300, shape.vocabulary, 2);
-    Context context = read_context(model, compute, tokens, {});
+    ReadContext context = read_context(model, compute, tokens, {});
     EXPECT_LE(relative_difference(final_logits(model, compute, context.last_hidden.data()),
                                   reference.decode(tokens)),
               1e-3f);
@@ -278,10 +278,10 @@ TEST(RopeOptions, GrowWhatTheFileScales) {
     };
     const std::string file = testing::temporary_path("linear-scaled.gguf");
     write_random_model(file, shape);
-    EXPECT_EQ(Model(file).parameters().rope.freq_scale, 0.25f);
-    EXPECT_EQ(Model(file, {8192, "", 0}).parameters().rope.freq_scale, 0.125f);  // 1024 originally
-    EXPECT_EQ(Model(file, {0, "", 16}).parameters().context_length, 16u * 1024);
-    EXPECT_EQ(Model(file, {0, "none", 0}).parameters().context_length, 1024u);
+    EXPECT_EQ(GgufModel(file).parameters().rope.freq_scale, 0.25f);
+    EXPECT_EQ(GgufModel(file, {8192, "", 0}).parameters().rope.freq_scale, 0.125f);  // 1024 originally
+    EXPECT_EQ(GgufModel(file, {0, "", 16}).parameters().context_length, 16u * 1024);
+    EXPECT_EQ(GgufModel(file, {0, "none", 0}).parameters().context_length, 1024u);
 }
 
 // Breaks if a file that lies about its sizes, or has what isn't handled, crashes or passes.
@@ -291,7 +291,7 @@ TEST(Refusals, OfFilesThatLieOrAskForMore) {
         const std::string file = testing::temporary_path("refused.gguf");
         write_random_model(file, model);
         try {
-            Model loaded(file);
+            GgufModel loaded(file);
             ADD_FAILURE() << word << " passed";
         } catch (const Error& error) {
             EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();

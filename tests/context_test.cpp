@@ -6,9 +6,9 @@
 #include <numeric>
 #include <random>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "base/memory.hpp"
-#include "holdfast/engine.hpp"
+#include "holdfast/holdfast.hpp"
 #include "engine/context.hpp"
 #include "engine/session.hpp"
 #include "kernels/simd.hpp"
@@ -59,7 +59,7 @@ std::vector<std::vector<std::uint32_t>> kept_positions(const RaggedCache& cache)
 
 // Breaks if what is kept depends on how the work was cut: chunk sizes, threads, instruction sets.
 TEST(Selection, DoesNotDependOnHowTheWorkIsCut) {
-    const Model model(small_model_path());
+    const GgufModel model(small_model_path());
     const std::vector<int> tokens = random_tokens(700, model.parameters().vocabulary, 1);
     Compute one(1), two(2);
     for (const char* method : {"layer-defensive", "critical-adakv", "h2o+defensive+critical+ada",
@@ -86,7 +86,7 @@ TEST(Selection, DoesNotDependOnHowTheWorkIsCut) {
 
 // The same on the real model, whose layers are many enough for rounding to grow.
 TEST(Selection, OfTheRealModelDoesNotDependOnHowTheWorkIsCut) {
-    const Model model(default_model_path());
+    const GgufModel model(default_model_path());
     const std::vector<int> tokens = random_tokens(testing::sanitized ? 150 : 600, 40000, 2);
     ReadSettings settings = budget("20%");
     Compute one(1), two(2);
@@ -107,7 +107,7 @@ TEST(Selection, OfTheRealModelDoesNotDependOnHowTheWorkIsCut) {
 
 // Breaks if a method keeps or answers otherwise when others look at the same reading, or memory isn't freed.
 TEST(Selection, IsTheSameAloneAndBesideOthers) {
-    const Model model(small_model_path());
+    const GgufModel model(small_model_path());
     Compute compute(2);
     DecoderGraph decoder(model, compute);
     const std::vector<int> tokens = random_tokens(700, model.parameters().vocabulary, 1);
@@ -116,15 +116,16 @@ TEST(Selection, IsTheSameAloneAndBesideOthers) {
                                "expected-attention+critical+layer", "full", "defensive"})
         for (const char* budget : {"10%", "40%"})
             requests.push_back({Method::parse(method), Budget::parse(budget)});
-    const auto logits = [&](const Context& context) {
-        Session session(decoder, context.cache, 4096, {});
+    const auto logits = [&](const ReadContext& context) {
+        TokenSession session(decoder, context.cache, 4096, {});
         const std::span<const float> result = session.read(std::vector<int>{3, 1, 4});
         return std::vector<float>(result.begin(), result.end());
     };
-    const std::vector<Context> together = read_contexts(model, compute, tokens, requests);
+    const std::vector<ReadContext> together = read_contexts(model, compute, tokens, requests);
     ASSERT_EQ(together.size(), requests.size());
     for (std::size_t i = 0; i < requests.size(); ++i) {
-        const Context alone = read_context(model, compute, tokens, {requests[i].method, requests[i].budget});
+        const ReadContext alone =
+            read_context(model, compute, tokens, {requests[i].method, requests[i].budget});
         EXPECT_EQ(kept_positions(together[i].cache), kept_positions(alone.cache))
             << requests[i].method.name();
         EXPECT_EQ(together[i].last_hidden, alone.last_hidden);
@@ -136,7 +137,7 @@ TEST(Selection, IsTheSameAloneAndBesideOthers) {
 // Breaks if a short context or an extreme budget empties a head, misses the budget, drops the window, or
 // ends in logits that aren't numbers.
 TEST(Edges, ShortContextsAndExtremeBudgets) {
-    const Model model(small_model_path());
+    const GgufModel model(small_model_path());
     const HyperParameters& p = model.parameters();
     Compute compute(2);
     DecoderGraph decoder(model, compute);
@@ -148,7 +149,7 @@ TEST(Edges, ShortContextsAndExtremeBudgets) {
         for (const char* text : {"1%", "10%", "33.3%", "50%", "99%", "100%", "1", "40"}) {
             const std::vector<int> tokens = random_tokens(n, p.vocabulary, n);
             const ReadSettings settings = budget(text);
-            const Context context = read_context(model, compute, tokens, settings);
+            const ReadContext context = read_context(model, compute, tokens, settings);
             const std::string what = std::to_string(n) + " tokens at " + text;
             ASSERT_GE(context.report.kept_least, 1u) << what;
             const std::size_t wanted = settings.budget.entries(n, heads);
@@ -168,7 +169,7 @@ TEST(Edges, ShortContextsAndExtremeBudgets) {
                             ASSERT_EQ(positions[positions.size() - i], n - i) << what;
                     }
             }
-            Session session(decoder, context.cache, 4096, {});
+            TokenSession session(decoder, context.cache, 4096, {});
             for (const float logit : session.read(std::vector<int>{3, 1, 4}))
                 ASSERT_TRUE(std::isfinite(logit)) << what;
         }
@@ -176,7 +177,7 @@ TEST(Edges, ShortContextsAndExtremeBudgets) {
 
 // Breaks if evicting next to nothing changes the answer: n, n - 1 and n - 16 tokens of n.
 TEST(Edges, BudgetsNextToEverythingAnswerAsTheFullCache) {
-    const Model model(default_model_path());
+    const GgufModel model(default_model_path());
     const Tokenizer tokenizer(default_model_path());
     Compute compute(2);
     DecoderGraph decoder(model, compute);
@@ -187,8 +188,8 @@ TEST(Edges, BudgetsNextToEverythingAnswerAsTheFullCache) {
     std::vector<int> question = prompt.question;
     question.insert(question.end(), prompt.ending.begin(), prompt.ending.end());
     const auto logits = [&](const ReadSettings& settings) {
-        const Context context = read_context(model, compute, prompt.context, settings);
-        Session session(decoder, context.cache, 8192, {});
+        const ReadContext context = read_context(model, compute, prompt.context, settings);
+        TokenSession session(decoder, context.cache, 8192, {});
         const std::span<const float> result = session.read(question);
         return std::vector<float>(result.begin(), result.end());
     };
@@ -203,31 +204,33 @@ TEST(Edges, BudgetsNextToEverythingAnswerAsTheFullCache) {
 // the full cache ever existed, it alone would be three times that.
 TEST(Memory, PeakStaysWithinThePlan) {
     if (testing::sanitized) GTEST_SKIP() << "the sanitizer keeps freed memory";
-    const Model model(default_model_path());
+    const GgufModel model(default_model_path());
     Compute compute(2);
     const std::vector<int> tokens = random_tokens(6000, 40000, 3);
-    const Context context = read_context(model, compute, tokens, budget("20%"));
+    const ReadContext context = read_context(model, compute, tokens, budget("20%"));
     const ReadReport& report = context.report;
     const HyperParameters& p = model.parameters();
     ASSERT_GT(report.peak_bytes, 0u);
-    EXPECT_LE(double(report.peak_bytes), 1.15 * double(report.plan.peak()));
+    EXPECT_LE(double(report.peak_bytes), 1.15 * double(report.planned_peak_bytes));
     for (const char* method : {"h2o", "expected-attention", "critical-headkv"}) {
         ReadSettings settings = budget("20%");
         settings.method = Method::parse(method, std::string(method) == "critical-headkv"
                                                     ? std::vector<std::string>{"vnorm=gram"}
                                                     : std::vector<std::string>{});
-        const Context other = read_context(model, compute, std::span(tokens).first(3000), settings);
-        EXPECT_LE(double(other.report.peak_bytes), 1.15 * double(other.report.plan.peak())) << method;
+        const ReadContext other = read_context(model, compute, std::span(tokens).first(3000), settings);
+        EXPECT_LE(double(other.report.peak_bytes), 1.15 * double(other.report.planned_peak_bytes)) << method;
     }
-    EXPECT_LT(report.plan.peak(), report.plan.kv_full);
+    EXPECT_LT(report.planned_peak_bytes, report.kv_bytes_full);
+    const CompressionRequest request{Method::parse("layer-defensive"), Budget::parse("20%")};
+    const MemoryPlan plan = plan_memory(model, 6000, {&request, 1}, 512, 2);
     // Kept: the plan to the entry, and at most one partly filled page a head.
     const std::size_t page = page_bytes(p.head_dim), heads = std::size_t(p.layers * p.kv_heads);
-    EXPECT_GE(double(report.kv_bytes), 0.99 * double(report.plan.kv_kept));
-    EXPECT_LE(double(report.kv_bytes), 1.01 * double(report.plan.kv_kept) + double(heads * page));
+    EXPECT_GE(double(report.kv_bytes), 0.99 * double(plan.kv_kept));
+    EXPECT_LE(double(report.kv_bytes), 1.01 * double(plan.kv_kept) + double(heads * page));
     printf("peak %.1f MiB, planned %.1f; kept %.1f MiB, planned %.1f, full %.1f\n",
-           double(report.peak_bytes) / (1 << 20), double(report.plan.peak()) / (1 << 20),
-           double(report.kv_bytes) / (1 << 20), double(report.plan.kv_kept) / (1 << 20),
-           double(report.plan.kv_full) / (1 << 20));
+           double(report.peak_bytes) / (1 << 20), double(report.planned_peak_bytes) / (1 << 20),
+           double(report.kv_bytes) / (1 << 20), double(plan.kv_kept) / (1 << 20),
+           double(report.kv_bytes_full) / (1 << 20));
 }
 
 // Breaks if a plan that can't fit is started, or the message names no remedy.
@@ -246,13 +249,13 @@ TEST(Memory, APlanThatDoesNotFitIsRefused) {
 
 // Breaks if a question sees the one before it, or temperature sampling doesn't repeat with its seed.
 TEST(Sessions, AreIndependentAndRepeatable) {
-    const Model model(small_model_path());
+    const GgufModel model(small_model_path());
     Compute compute(2);
     DecoderGraph decoder(model, compute);
     const std::vector<int> tokens = random_tokens(300, model.parameters().vocabulary, 8);
-    const Context context = read_context(model, compute, tokens, budget("30%"));
+    const ReadContext context = read_context(model, compute, tokens, budget("30%"));
     const auto say = [&](std::vector<int> question, Sampling sampling) {
-        Session session(decoder, context.cache, 4096, sampling);
+        TokenSession session(decoder, context.cache, 4096, sampling);
         std::vector<int> said;
         session.answer(session.read(question), 30, [&](int token) {
             said.push_back(token);
@@ -271,9 +274,9 @@ TEST(Sessions, AreIndependentAndRepeatable) {
 
 // Breaks if a cancelled reading goes on.
 TEST(Cancelling, StopsTheReading) {
-    const Model model(small_model_path());
+    const GgufModel model(small_model_path());
     std::atomic<bool> cancel{false};
-    Compute compute(2, &cancel);
+    Compute compute(2, [&] { return cancel.load(); });
     const std::vector<int> tokens = random_tokens(900, model.parameters().vocabulary, 8);
     int steps = 0;
     try {

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "cache/ragged_cache.hpp"
-#include "holdfast/engine.hpp"
+#include "holdfast/holdfast.hpp"
 #include "engine/context.hpp"
 #include "evict/allocators.hpp"
 #include "evict/compression.hpp"
@@ -297,13 +297,13 @@ void check_tokens(const Tokenizer& tokenizer, const std::string& document,
 // A real document on the real model. The golden numbers come from fp32 products with the dequantised
 // weights; ours differ in rounding, so kept sets agree nearly, not entirely.
 void check_document(const Safetensors& file, const std::string& model_path, Compute& compute) {
-    const Model model(model_path);
+    const GgufModel model(model_path);
     const Tokenizer tokenizer(model_path);
     const HyperParameters& p = model.parameters();
     const std::vector<std::int32_t> tokens = file.read<std::int32_t>("tokens");
     check_tokens(tokenizer, file.metadata("document"), tokens);
 
-    Context full = read_context(model, compute, tokens, {});
+    ReadContext full = read_context(model, compute, tokens, {});
     const std::vector<float> logits = final_logits(model, compute, full.last_hidden.data());
     const std::vector<float> golden = file.read<float>("logits_last");
     float largest = 0, worst = 0;
@@ -320,7 +320,7 @@ void check_document(const Safetensors& file, const std::string& model_path, Comp
         ReadSettings settings;
         settings.method = Method::parse(name.substr(5), {"window=" + file.metadata("window")});
         settings.budget = {std::stod(file.metadata("keep")), true};
-        const Context context = read_context(model, compute, tokens, settings);
+        const ReadContext context = read_context(model, compute, tokens, settings);
         const std::vector<std::uint8_t> kept = file.read<std::uint8_t>(name);
         std::size_t common = 0, total = 0;
         for (int l = 0; l < p.layers; ++l)

@@ -7,8 +7,8 @@
 #include <optional>
 #include <random>
 
-#include "base/error.hpp"
-#include "holdfast/engine.hpp"
+#include "holdfast/error.hpp"
+#include "holdfast/holdfast.hpp"
 #include "engine/context.hpp"
 #include "engine/session.hpp"
 #include "llama_reference.hpp"
@@ -67,7 +67,7 @@ class ExactLogits : public ::testing::TestWithParam<Case> {};
 TEST_P(ExactLogits, EqualLibllama) {
     const std::string path = testing::temporary_path(GetParam().name + ".gguf");
     write_random_model(path, GetParam().model);
-    const Model model(path);
+    const GgufModel model(path);
     Compute compute(threads);
     DecoderGraph decoder(model, compute);
     LlamaReference reference(path, 2048, threads);
@@ -76,21 +76,21 @@ TEST_P(ExactLogits, EqualLibllama) {
         const std::vector<int> tokens =
             random_tokens(length + 8, GetParam().model.vocabulary, std::uint32_t(length));
         const std::span<const int> prompt(tokens.data(), std::size_t(length));
-        Context context = read_context(model, compute, prompt, {});
+        ReadContext context = read_context(model, compute, prompt, {});
         reference.clear();
         EXPECT_LE(relative_difference(final_logits(model, compute, context.last_hidden.data()),
                                       reference.decode(prompt)),
                   1e-3f)
             << length << " tokens";
-        Session session(decoder, context.cache, 4096, {});
+        TokenSession session(decoder, context.cache, 4096, {});
         for (int i = 0; i < 8; ++i) {
             const std::span<const int> next(tokens.data() + length + i, 1);
             ASSERT_LE(relative_difference(session.read(next), reference.decode(next)), 1e-3f)
                 << length << " tokens, step " << i;
         }
         // All eight at once, as a question is read.
-        Session together(decoder, context.cache, 4096, {});
-        Session apart(decoder, context.cache, 4096, {});
+        TokenSession together(decoder, context.cache, 4096, {});
+        TokenSession apart(decoder, context.cache, 4096, {});
         std::span<const float> logits;
         const std::span<const int> question(tokens.data() + length, 8);
         for (int i = 0; i < 8; ++i) logits = apart.read(question.subspan(std::size_t(i), 1));
@@ -109,7 +109,7 @@ TEST(SplitFiles, AreReadAsOne) {
     write_random_model(path, shape);
     const std::string first = testing::write_split_copy(path, "split", 4);
     Compute compute(threads);
-    const Model whole(path), split(first);
+    const GgufModel whole(path), split(first);
     const std::vector<int> tokens = random_tokens(50, shape.vocabulary, 1);
     EXPECT_EQ(read_context(whole, compute, tokens, {}).last_hidden,
               read_context(split, compute, tokens, {}).last_hidden);
@@ -117,14 +117,14 @@ TEST(SplitFiles, AreReadAsOne) {
     std::string second = first;
     second.replace(second.rfind("00001-of"), 5, "00002");
     try {
-        Model wrong(second);
+        GgufModel wrong(second);
         FAIL();
     } catch (const Error& error) {
         EXPECT_NE(std::string(error.what()).find("give the first"), std::string::npos);
     }
     std::filesystem::remove(second);
     try {
-        Model incomplete(first);
+        GgufModel incomplete(first);
         FAIL();
     } catch (const Error& error) {
         EXPECT_NE(std::string(error.what()).find("00002-of-00004"), std::string::npos);
@@ -138,26 +138,26 @@ TEST(RopeOptions, EqualLibllamas) {
     write_random_model(path, shape);
     Compute compute(threads);
     for (const char* scaling : {"linear", "yarn"}) {
-        const Model model(path, {0, scaling, 3});
+        const GgufModel model(path, {0, scaling, 3});
         EXPECT_EQ(model.parameters().context_length, 3u * 4096);
         LlamaReference reference(path, 2048, threads, 3, scaling);
         const std::vector<int> tokens = random_tokens(700, shape.vocabulary, 6);
-        Context context = read_context(model, compute, tokens, {});
+        ReadContext context = read_context(model, compute, tokens, {});
         EXPECT_LE(relative_difference(final_logits(model, compute, context.last_hidden.data()),
                                       reference.decode(tokens)),
                   1e-3f)
             << scaling;
     }
-    EXPECT_EQ(Model(path, {16384, "yarn", 0}).parameters().rope.freq_scale, 0.25f);
+    EXPECT_EQ(GgufModel(path, {16384, "yarn", 0}).parameters().rope.freq_scale, 0.25f);
     for (const ModelOptions& bad :
          {ModelOptions{0, "ntk", 2}, ModelOptions{0, "yarn", 0}, ModelOptions{0, "none", 2},
           ModelOptions{0, "", 2}, ModelOptions{20000, "yarn", 2}})
-        EXPECT_THROW(Model(path, bad), Error) << bad.rope_scaling;
+        EXPECT_THROW(GgufModel(path, bad), Error) << bad.rope_scaling;
     shape.architecture = "phi3";
     shape.fused = shape.long_rope = true;
     shape.head_dim = 32;
     write_random_model(path, shape);
-    EXPECT_THROW(Model(path, {0, "yarn", 2}), Error);
+    EXPECT_THROW(GgufModel(path, {0, "yarn", 2}), Error);
 }
 
 // Breaks if a context beyond the file's own doesn't scale positions as libllama does with the same factor:
@@ -168,11 +168,11 @@ TEST(ExtendedContext, EqualsLibllamaWithTheSameFactor) {
         shape.rope_scaling = scaling;
         const std::string path = testing::temporary_path(std::string(scaling) + "-extended.gguf");
         write_random_model(path, shape);
-        const Model model(path, {8192, "", 0});
+        const GgufModel model(path, {8192, "", 0});
         Compute compute(threads);
         LlamaReference reference(path, 2048, threads, 8);
         const std::vector<int> tokens = random_tokens(700, shape.vocabulary, 6);
-        Context context = read_context(model, compute, tokens, {});
+        ReadContext context = read_context(model, compute, tokens, {});
         EXPECT_LE(relative_difference(final_logits(model, compute, context.last_hidden.data()),
                                       reference.decode(tokens)),
                   1e-3f)
@@ -181,7 +181,7 @@ TEST(ExtendedContext, EqualsLibllamaWithTheSameFactor) {
     RandomModel plain;
     const std::string path = testing::temporary_path("not-extended.gguf");
     write_random_model(path, plain);
-    EXPECT_THROW(Model(path, {8192, "", 0}), Error);
+    EXPECT_THROW(GgufModel(path, {8192, "", 0}), Error);
 }
 
 class QuantisedLogits : public ::testing::TestWithParam<ggml_type> {};
@@ -203,7 +203,7 @@ TEST_P(QuantisedLogits, LieNearerToTheExactResultThanLibllamas) {
                       exact_path = testing::temporary_path(name + "-exact.gguf");
     write_random_model(path, shape);
     testing::write_exact_copy(path, exact_path);
-    const Model model(path);
+    const GgufModel model(path);
     Compute compute(threads);
     LlamaReference reference(path, 2048, threads), exact(exact_path, 2048, threads);
     DecoderGraph decoder(model, compute);
@@ -212,13 +212,13 @@ TEST_P(QuantisedLogits, LieNearerToTheExactResultThanLibllamas) {
         if (testing::sanitized && length > 600) continue;
         const std::vector<int> all = random_tokens(length + 4, shape.vocabulary, std::uint32_t(length));
         const std::span<const int> tokens = std::span(all).first(std::size_t(length));
-        Context context = read_context(model, compute, tokens, {});
+        ReadContext context = read_context(model, compute, tokens, {});
         const std::vector<float> ours = final_logits(model, compute, context.last_hidden.data());
         reference.clear();
         exact.clear();
         const std::vector<float> theirs = reference.decode(tokens), truth = exact.decode(tokens);
         // Decoding multiplies the weights as they are, or as they were laid out anew for the processor.
-        Session session(decoder, context.cache, 4096, {});
+        TokenSession session(decoder, context.cache, 4096, {});
         for (const int& token : std::span(all).last(4))
             EXPECT_LE(relative_difference(session.read({&token, 1}), reference.decode({&token, 1})), 5e-2f)
                 << length;
@@ -263,7 +263,7 @@ TEST_P(RealModel, GreedyTokensEqualLibllamas) {
         exact_path = testing::temporary_path("exact.gguf");
         testing::write_exact_copy(path, exact_path);
     }
-    const Model model(path);
+    const GgufModel model(path);
     const Tokenizer tokenizer(path);
     Compute compute(threads);
     DecoderGraph decoder(model, compute);
@@ -291,7 +291,7 @@ TEST_P(RealModel, GreedyTokensEqualLibllamas) {
         std::vector<int> tokens = prompt.context;
         tokens.insert(tokens.end(), prompt.question.begin(), prompt.question.end());
         tokens.insert(tokens.end(), prompt.ending.begin(), prompt.ending.end());
-        Context context = read_context(model, compute, tokens, {});
+        ReadContext context = read_context(model, compute, tokens, {});
         std::vector<float> ours = final_logits(model, compute, context.last_hidden.data());
         reference.clear();
         std::vector<float> theirs = reference.decode(tokens), truth = theirs;
@@ -299,7 +299,7 @@ TEST_P(RealModel, GreedyTokensEqualLibllamas) {
             exact->clear();
             truth = exact->decode(tokens);
         }
-        Session session(decoder, context.cache, 8192, {});
+        TokenSession session(decoder, context.cache, 8192, {});
         for (int i = 0; i < steps; ++i) {
             const auto best = std::max_element(theirs.begin(), theirs.end());
             const int next = int(best - theirs.begin());

@@ -7,11 +7,11 @@
 #include <fstream>
 
 #include "analyze/profile_heads.hpp"
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "engine/context.hpp"
 #include "engine/gram_store.hpp"
 #include "engine/head_profile.hpp"
-#include "holdfast/engine.hpp"
+#include "holdfast/holdfast.hpp"
 #include "kernels/vnorm.hpp"
 #include "model/decoder_graph.hpp"
 #include "model_files.hpp"
@@ -33,7 +33,7 @@ std::string small_model(std::uint32_t seed) {
     return path;
 }
 
-std::string refusal(const std::string& path, const Model& model) {
+std::string refusal(const std::string& path, const GgufModel& model) {
     try {
         load_head_profile(path, model);
         return "";
@@ -45,14 +45,14 @@ std::string refusal(const std::string& path, const Model& model) {
 // Breaks if two models of the same shape have the same fingerprint, or one model has two.
 TEST(Fingerprint, TellsModelsApart) {
     const std::string first = small_model(1);
-    EXPECT_EQ(Model(first).fingerprint(), Model(first).fingerprint());
-    EXPECT_NE(Model(first).fingerprint(), Model(small_model(2)).fingerprint());
-    EXPECT_EQ(Model(first).fingerprint().size(), 16u);
+    EXPECT_EQ(GgufModel(first).fingerprint(), GgufModel(first).fingerprint());
+    EXPECT_NE(GgufModel(first).fingerprint(), GgufModel(small_model(2)).fingerprint());
+    EXPECT_EQ(GgufModel(first).fingerprint().size(), 16u);
 }
 
 // Breaks if a profile changes on its way through a file, is used for another model, or a broken one passes.
 TEST(HeadProfile, IsKeptAndChecked) {
-    const Model model(small_model(1)), other(small_model(2));
+    const GgufModel model(small_model(1)), other(small_model(2));
     const HyperParameters& p = model.parameters();
     HeadProfile profile{model.fingerprint(), "a model", p.layers, p.kv_heads, 9, {0.5, 0.25, 0.125, 0.125}};
     const std::string path = testing::temporary_path("profile.json");
@@ -80,7 +80,7 @@ TEST(HeadProfile, IsKeptAndChecked) {
 
 // Breaks if the shipped profile isn't the default model's, or says nothing about its heads.
 TEST(HeadProfile, OfTheDefaultModelComesAlong) {
-    const Model model(default_model_path());
+    const GgufModel model(default_model_path());
     const HeadProfile profile = load_head_profile("", model);
     EXPECT_GE(profile.prompts, 20);
     ASSERT_EQ(profile.importance.size(), 90u);
@@ -91,7 +91,7 @@ TEST(HeadProfile, OfTheDefaultModelComesAlong) {
 TEST(HeadProfile, NeedsAnswers) {
     const Tokenizer tokenizer(default_model_path());
     Compute compute(2);
-    EXPECT_THROW(profile_heads(Model(default_model_path(), {300, "", 0}), tokenizer, compute, {}), Error);
+    EXPECT_THROW(profile_heads(GgufModel(default_model_path(), {300, "", 0}), tokenizer, compute, {}), Error);
 
     RandomModel ignorant;  // speaks the default model's vocabulary, and knows nothing
     ignorant.hidden = 32;
@@ -107,7 +107,7 @@ TEST(HeadProfile, NeedsAnswers) {
     settings.longest = 300;
     int done = 0;
     try {
-        profile_heads(Model(path), tokenizer, compute, settings,
+        profile_heads(GgufModel(path), tokenizer, compute, settings,
                       [&](const ProfileProgress& p) { done = p.done; });
         FAIL();
     } catch (const Error& error) {
@@ -120,11 +120,11 @@ TEST(HeadProfile, NeedsAnswers) {
 // Breaks if the matrices from the file differ from computed ones, an unfinished or foreign file is used, or a
 // folder that can't be written to is an error.
 TEST(GramStore, KeepsWhatItComputed) {
-    const Model model(small_model(1)), other(small_model(2));
+    const GgufModel model(small_model(1)), other(small_model(2));
     const HyperParameters& p = model.parameters();
     Compute compute(2);
     const std::string folder = testing::temporary_path("grams");
-    const auto read = [&](const Model& of, const std::string& where) {
+    const auto read = [&](const GgufModel& of, const std::string& where) {
         GramStore store(of, compute, where);
         std::vector<float> all;
         ExpandedLayer weights;
@@ -171,7 +171,7 @@ TEST(Rotation, IsTheModels) {
             random.layers = 1;
             const std::string path = testing::temporary_path("rotation.gguf");
             write_random_model(path, random);
-            const Model model(path);
+            const GgufModel model(path);
             const HyperParameters& p = model.parameters();
             Compute compute(1);
             const Rotation rotation = measure_rotation(model, compute, 0);
@@ -179,7 +179,7 @@ TEST(Rotation, IsTheModels) {
             EXPECT_TRUE(rotation.neighbours);
             // The same token at every position: before rotation its keys are equal in the first layer.
             const std::vector<int> tokens(200, 7);
-            const Context context = read_context(model, compute, tokens, {});
+            const ReadContext context = read_context(model, compute, tokens, {});
             const auto key = [&](std::uint32_t position, std::size_t i) {
                 return double(fp16_to_fp32(context.cache.pages(0, 0)[position / 32][i * 32 + position % 32]));
             };

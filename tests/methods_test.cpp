@@ -7,7 +7,7 @@
 #include <map>
 
 #include "analyze/kept_attention.hpp"
-#include "holdfast/engine.hpp"
+#include "holdfast/holdfast.hpp"
 #include "engine/context.hpp"
 #include "model_files.hpp"
 #include "text/tokenizer.hpp"
@@ -24,7 +24,7 @@ std::string example_document() {
 // method moves nothing or breaks its budget on a real model, or if keeping everything isn't exact.
 TEST(Methods, OnTheDefaultModel) {
     if (testing::sanitized) GTEST_SKIP() << "takes an hour there; the methods are tested on random layers";
-    const Model model(default_model_path());
+    const GgufModel model(default_model_path());
     const Tokenizer tokenizer(default_model_path());
     const HyperParameters& p = model.parameters();
     Compute compute(2);
@@ -36,7 +36,7 @@ TEST(Methods, OnTheDefaultModel) {
     question.insert(question.end(), prompt.question.begin(), prompt.question.end());
     question.insert(question.end(), prompt.ending.begin(), prompt.ending.end());
 
-    const Context full = read_context(model, compute, prompt.context, {});
+    const ReadContext full = read_context(model, compute, prompt.context, {});
     AnswerTrace trace(model, decoder, full.cache, question,
                       [&](int token) { return tokenizer.ends_answer(token); });
     trace.advance(32);
@@ -69,7 +69,7 @@ TEST(Methods, OnTheDefaultModel) {
         ReadSettings settings;
         settings.method = Method::parse(name, options);
         settings.budget = Budget::parse("20%");
-        const Context context = read_context(model, compute, prompt.context, settings);
+        const ReadContext context = read_context(model, compute, prompt.context, settings);
         const double moved = moved_by(context.cache);
         perturbation[name + (options.empty() ? "" : " " + options[0])] = moved;
         std::string kept;

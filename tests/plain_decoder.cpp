@@ -104,7 +104,7 @@ Vector feed_forward(const HyperParameters& p, const LayerWeights& w, const Vecto
 
 }  // namespace
 
-std::vector<float> plain_logits(const Model& model, std::span<const Rotation> rotations,
+std::vector<float> plain_logits(const GgufModel& model, std::span<const Rotation> rotations,
                                 std::span<const int> tokens, const Mask& mask) {
     const HyperParameters& p = model.parameters();
     const auto d = std::size_t(p.head_dim);

@@ -16,7 +16,7 @@ using Mask = std::function<bool(int layer, int kv_head, int query_position, int 
 
 // Logits after the last token, where `mask` restricts attention beyond causality and sliding windows.
 // rotations: of each layer (measure_rotation).
-std::vector<float> plain_logits(const Model& model, std::span<const Rotation> rotations,
+std::vector<float> plain_logits(const GgufModel& model, std::span<const Rotation> rotations,
                                 std::span<const int> tokens, const Mask& mask);
 
 }  // namespace holdfast::testing

@@ -8,8 +8,8 @@
 #include <fstream>
 #include <set>
 
-#include "base/error.hpp"
-#include "holdfast/engine.hpp"
+#include "holdfast/error.hpp"
+#include "holdfast/holdfast.hpp"
 #include "model_files.hpp"
 #include "text/tokenizer.hpp"
 

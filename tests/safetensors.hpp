@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 
 namespace holdfast::testing {
 

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "model_files.hpp"
 
 namespace holdfast {
@@ -60,6 +60,21 @@ TEST(ChatTemplate, FailuresAreErrors) {
         testing::write_sentencepiece_vocabulary(path, bad);
         EXPECT_THROW(Tokenizer{path}, Error) << bad;
     }
+}
+
+// Breaks if a second turn isn't as the template writes it, or a template that refuses one becomes a guess.
+TEST(ChatTemplate, FurtherTurns) {
+    const std::string path = testing::temporary_path("turns.gguf");
+    testing::write_sentencepiece_vocabulary(
+        path,
+        "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
+        "{% else %} {{ m['content'] }}</s>{% endif %}{% endfor %}");
+    EXPECT_EQ(text_of(Tokenizer(path), Tokenizer(path).next_turn("he")), " [INST] he [/INST]");
+    testing::write_sentencepiece_vocabulary(path,
+                                            "{{ bos_token }}[INST] {{ messages[0]['content'] }} [/INST]");
+    EXPECT_THROW(Tokenizer(path).next_turn("he"), Error);
+    testing::write_sentencepiece_vocabulary(path, "");
+    EXPECT_EQ(text_of(Tokenizer(path), Tokenizer(path).next_turn("he")), "\n\nhe\n");
 }
 
 }  // namespace

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <string>
 
+#include "holdfast/export.h"
+
 namespace holdfast {
 
 // "20%" of the context, or tokens per KV head on average; both include the observation window.
-struct Budget {
+struct HOLDFAST_API Budget {
     double value = 1.0;
     bool fraction = true;
 
@@ -24,6 +26,6 @@ struct Budget {
 };
 
 // ⌊x⌋ that forgives the rounding of a product: 0.2 · 1000 is 200.
-std::size_t floor_count(double x);
+HOLDFAST_API std::size_t floor_count(double x);
 
 }  // namespace holdfast

@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "holdfast/export.h"
+
 namespace holdfast {
 
 // Rotary embedding of queries and keys: pair i of a head is turned by position · frequencies[i], then
@@ -58,12 +60,15 @@ struct WindowSummary {
 
 enum class ValueNorm { exact, gram };
 
-// A layer whose keys and values are all there: slot = position, the same tokens in every KV head.
-class LayerView {
+// A layer of a context: the same tokens in every KV head. In a second compression heads lack what was evicted
+// before: such keys and values read as zeros, their attention is 0, and their importance is ignored.
+class HOLDFAST_API LayerView {
   public:
     virtual ~LayerView() = default;
 
     virtual const LayerShape& shape() const = 0;
+    // Tokens that the head still has, rising; empty: all of them.
+    virtual std::span<const std::uint32_t> held(int /*head*/) const { return {}; }
     virtual void read_key(int head, std::uint32_t token, std::span<float> to) const = 0;  // after rotation
     virtual void read_value(int head, std::uint32_t token, std::span<float> to) const = 0;
 
@@ -91,7 +96,7 @@ struct Forced {
 };
 
 // Gives every token of a layer an importance. One object serves all layers, one after another.
-class Scorer {
+class HOLDFAST_API Scorer {
   public:
     virtual ~Scorer() = default;
     virtual Forced forced() const { return {}; }
@@ -127,7 +132,7 @@ struct Allocation {
 };
 
 // Says how many tokens each KV head of a layer keeps. One object serves all layers, one after another.
-class Allocator {
+class HOLDFAST_API Allocator {
   public:
     virtual ~Allocator() = default;
     virtual Allocation allocate(const LayerScores& layer) = 0;
@@ -193,15 +198,15 @@ struct AllocatorPart : MethodPart {
 
 // Makes a part known under a new name; throws Error (usage) for a name that is taken or has a "+" in it, and
 // for a part without `make`.
-void register_scorer(ScorerPart part);
-void register_allocator(AllocatorPart part);
+HOLDFAST_API void register_scorer(ScorerPart part);
+HOLDFAST_API void register_allocator(AllocatorPart part);
 
 // How several queries' scores become one: in the order of aggregation_parts().
 enum class Aggregation { mean, worst_case, defensive };
 enum class Critical { none, two_stage, mass };
 
 // One eviction method with its parameters.
-class Method {
+class HOLDFAST_API Method {
   public:
     // name: one of named_methods(), or parts: scorer[+aggregation][+critical][+allocation].
     // settings: "window=64" and so on. Throws Error (usage) that says what is unknown, makes no sense
@@ -239,11 +244,11 @@ struct NamedMethod {
     std::string source;
 };
 
-const std::vector<NamedMethod>& named_methods();
-std::vector<ScorerPart> scorer_parts();  // built in and registered
-std::vector<MethodPart> aggregation_parts();
-std::vector<MethodPart> refinement_parts();
-std::vector<AllocatorPart> allocator_parts();
-std::vector<std::string> parameter_help();  // one line a parameter
+HOLDFAST_API const std::vector<NamedMethod>& named_methods();
+HOLDFAST_API std::vector<ScorerPart> scorer_parts();  // built in and registered
+HOLDFAST_API std::vector<MethodPart> aggregation_parts();
+HOLDFAST_API std::vector<MethodPart> refinement_parts();
+HOLDFAST_API std::vector<AllocatorPart> allocator_parts();
+HOLDFAST_API std::vector<std::string> parameter_help();  // one line a parameter
 
 }  // namespace holdfast

@@ -7,7 +7,7 @@
 
 namespace holdfast {
 
-AnswerTrace::AnswerTrace(const Model& model, DecoderGraph& decoder, const RaggedCache& context,
+AnswerTrace::AnswerTrace(const GgufModel& model, DecoderGraph& decoder, const RaggedCache& context,
                          std::span<const int> tokens, std::function<bool(int)> stop)
     : model_(model),
       decoder_(decoder),
@@ -51,7 +51,7 @@ const float* AnswerTrace::query(std::size_t step, int layer) const {
            std::size_t(layer) * std::size_t(p.heads) * std::size_t(p.head_dim);
 }
 
-std::vector<float> attention_weights(const Model& model, const AnswerTrace& trace, std::size_t step,
+std::vector<float> attention_weights(const GgufModel& model, const AnswerTrace& trace, std::size_t step,
                                      int layer, int kv_head) {
     const HyperParameters& p = model.parameters();
     const std::size_t floats = std::size_t(p.group()) * std::size_t(p.head_dim);

@@ -20,7 +20,7 @@ class AnswerTrace {
     // context: read with the full cache; tokens: what comes before the answer, at least one. Throws Error if
     // they exceed the context length. stop(token): whether it ends the answer; such a token is not part of
     // it.
-    AnswerTrace(const Model& model, DecoderGraph& decoder, const RaggedCache& context,
+    AnswerTrace(const GgufModel& model, DecoderGraph& decoder, const RaggedCache& context,
                 std::span<const int> tokens, std::function<bool(int)> stop);
 
     // Takes up to `most` more steps, fewer where the answer or the model's context ends, and forgets the
@@ -43,7 +43,7 @@ class AnswerTrace {
   private:
     void take(std::span<const float> logits);
 
-    const Model& model_;
+    const GgufModel& model_;
     DecoderGraph& decoder_;
     RaggedCache cache_;
     std::function<bool(int)> stop_;
@@ -57,7 +57,7 @@ class AnswerTrace {
 
 // Attention weights [query heads of the group, slots up to the step's own] of a recorded step in one KV head
 // of the full cache; not of a sliding layer.
-std::vector<float> attention_weights(const Model& model, const AnswerTrace& trace, std::size_t step,
+std::vector<float> attention_weights(const GgufModel& model, const AnswerTrace& trace, std::size_t step,
                                      int layer, int kv_head);
 
 }  // namespace holdfast

@@ -11,7 +11,7 @@ constexpr std::size_t tokens_shown = 8;
 
 // Adds what a step's evicted tokens have of the attention on the context to `mass` [context tokens], in the
 // query heads of one KV head from `begin` up to `end`.
-void add_evicted(const Model& model, const AnswerTrace& trace, const RaggedCache& kept, std::size_t step,
+void add_evicted(const GgufModel& model, const AnswerTrace& trace, const RaggedCache& kept, std::size_t step,
                  int layer, int kv_head, int begin, int end, std::vector<double>& mass) {
     const std::vector<float> weights = attention_weights(model, trace, step, layer, kv_head);
     const std::size_t slots = trace.slot(step) + 1, context = trace.context_tokens();
@@ -41,7 +41,7 @@ std::vector<EvictedToken> largest(const std::vector<double>& mass, double diviso
 
 }  // namespace
 
-FragilityAnalysis analyze_fragility(const Model& model, Compute& compute, DecoderGraph& decoder,
+FragilityAnalysis analyze_fragility(const GgufModel& model, Compute& compute, DecoderGraph& decoder,
                                     const AnswerSetting& setting, double threshold) {
     const HyperParameters& p = model.parameters();
     const std::size_t heads = std::size_t(p.heads), sets = setting.kept.size(),

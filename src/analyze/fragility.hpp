@@ -44,7 +44,7 @@ struct FragilityAnalysis {
     std::vector<Fragility> kept;
 };
 
-FragilityAnalysis analyze_fragility(const Model& model, Compute& compute, DecoderGraph& decoder,
+FragilityAnalysis analyze_fragility(const GgufModel& model, Compute& compute, DecoderGraph& decoder,
                                     const AnswerSetting& setting, double threshold = 0.5);
 
 }  // namespace holdfast

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "kernels/vnorm.hpp"
 
 namespace holdfast {
@@ -85,7 +85,7 @@ void kept_attention(const HeadQuery& query, std::span<const std::span<const std:
     }
 }
 
-void analyze_kept_attention(const Model& model, Compute& compute, const AnswerTrace& trace,
+void analyze_kept_attention(const GgufModel& model, Compute& compute, const AnswerTrace& trace,
                             std::span<const RaggedCache* const> kept, bool outputs,
                             const std::function<void(int, std::span<const KeptAttention>)>& visit) {
     const HyperParameters& p = model.parameters();

@@ -39,7 +39,7 @@ void kept_attention(const HeadQuery& query, std::span<const std::span<const std:
 // Calls visit(layer, values [sets, recorded steps, heads]) for each layer that evicts. kept: contexts as
 // methods left them. outputs: whether norms, distances and bounds are wanted. Throws Error if a distance
 // exceeds its bound by more than rounding.
-void analyze_kept_attention(const Model& model, Compute& compute, const AnswerTrace& trace,
+void analyze_kept_attention(const GgufModel& model, Compute& compute, const AnswerTrace& trace,
                             std::span<const RaggedCache* const> kept, bool outputs,
                             const std::function<void(int, std::span<const KeptAttention>)>& visit);
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "engine/session.hpp"
 
 namespace holdfast {
@@ -63,7 +63,7 @@ std::vector<int> evicting_layers(const HyperParameters& parameters) {
     return layers;
 }
 
-std::vector<int> trace_answer(const Model& model, DecoderGraph& decoder, const AnswerSetting& setting,
+std::vector<int> trace_answer(const GgufModel& model, DecoderGraph& decoder, const AnswerSetting& setting,
                               const std::function<void(const AnswerTrace&)>& on_block) {
     constexpr int steps_of_block = 32;
     AnswerTrace trace(model, decoder, setting.context, setting.question, setting.ends_answer);
@@ -77,7 +77,7 @@ std::vector<int> trace_answer(const Model& model, DecoderGraph& decoder, const A
     return trace.tokens();
 }
 
-PerturbationAnalysis analyze_perturbation(const Model& model, Compute& compute, DecoderGraph& decoder,
+PerturbationAnalysis analyze_perturbation(const GgufModel& model, Compute& compute, DecoderGraph& decoder,
                                           const AnswerSetting& setting) {
     const HyperParameters& p = model.parameters();
     const std::size_t heads = std::size_t(p.heads), sets = setting.kept.size(),

@@ -46,7 +46,7 @@ struct PerturbationAnalysis {
     std::vector<Perturbation> kept;  // of each kept set
 };
 
-PerturbationAnalysis analyze_perturbation(const Model& model, Compute& compute, DecoderGraph& decoder,
+PerturbationAnalysis analyze_perturbation(const GgufModel& model, Compute& compute, DecoderGraph& decoder,
                                           const AnswerSetting& setting);
 
 // Layers that evict, rising.
@@ -54,7 +54,7 @@ std::vector<int> evicting_layers(const HyperParameters& parameters);
 
 // Gives the full cache's answer, whose tokens it returns, and calls on_block after every few steps: their
 // queries are recorded then. Throws Error if there is no answer.
-std::vector<int> trace_answer(const Model& model, DecoderGraph& decoder, const AnswerSetting& setting,
+std::vector<int> trace_answer(const GgufModel& model, DecoderGraph& decoder, const AnswerSetting& setting,
                               const std::function<void(const AnswerTrace&)>& on_block);
 
 }  // namespace holdfast

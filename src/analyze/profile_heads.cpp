@@ -4,7 +4,7 @@
 #include <random>
 
 #include "analyze/answer_trace.hpp"
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "engine/context.hpp"
 
 namespace holdfast {
@@ -75,7 +75,7 @@ std::vector<std::size_t> tokens_of(const Tokenizer& tokenizer, std::span<const i
 
 }  // namespace
 
-HeadProfile profile_heads(const Model& model, const Tokenizer& tokenizer, Compute& compute,
+HeadProfile profile_heads(const GgufModel& model, const Tokenizer& tokenizer, Compute& compute,
                           const ProfileSettings& settings,
                           const std::function<void(const ProfileProgress&)>& progress) {
     const HyperParameters& p = model.parameters();
@@ -95,7 +95,7 @@ HeadProfile profile_heads(const Model& model, const Tokenizer& tokenizer, Comput
                                           (most - settings.shortest) * (double(i) + 0.5) / settings.prompts);
         const NeedlePrompt needle = make_prompt(tokenizer, random, length, depth);
         const Prompt prompt = tokenizer.prompt(needle.document, needle.question);
-        const Context context = read_context(model, compute, prompt.context, {});
+        const ReadContext context = read_context(model, compute, prompt.context, {});
         std::vector<int> question = prompt.question;
         question.insert(question.end(), prompt.ending.begin(), prompt.ending.end());
         AnswerTrace trace(model, decoder, context.cache, question,

@@ -23,7 +23,7 @@ struct ProfileProgress {
 // Hides a number in texts of varied length, at varied depth, and asks for it. The importance of a head is the
 // attention that it puts on the number's tokens while the model repeats them, mean over its query heads, the
 // tokens and the prompts that were answered right with the full cache. Throws Error if fewer than 5 were.
-HeadProfile profile_heads(const Model& model, const Tokenizer& tokenizer, Compute& compute,
+HeadProfile profile_heads(const GgufModel& model, const Tokenizer& tokenizer, Compute& compute,
                           const ProfileSettings& settings,
                           const std::function<void(const ProfileProgress&)>& progress = {});
 

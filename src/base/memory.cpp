@@ -10,7 +10,7 @@
 #include <limits>
 #include <string>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 
 namespace holdfast {
 

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -11,7 +12,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 
 namespace holdfast {
 
@@ -46,8 +47,10 @@ void write_whole_file(const std::string& path, const std::string& content) {
 }
 
 void write_whole_file(const std::string& path, const std::function<void(std::ostream&)>& write) {
-    // Its own name for each process: two that write the same file at once don't mix.
-    const std::string temporary = path + "." + std::to_string(getpid()) + ".part";
+    // Its own name for each process and call: two that write the same file at once don't mix.
+    static std::atomic<unsigned> calls{0};
+    const std::string temporary =
+        path + "." + std::to_string(getpid()) + "." + std::to_string(++calls) + ".part";
     remove_leftovers(path);
     errno = 0;
     std::ofstream file(temporary, std::ios::binary);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 
 namespace holdfast {
 
@@ -18,6 +18,7 @@ PagePool::PagePool(int head_dim)
       slab_bytes_(pages_per_slab_ * page_bytes_) {}
 
 PageId PagePool::allocate() {
+    const std::lock_guard lock(mutex_);
     if (free_.empty()) {
         slabs_.emplace_back(slab_bytes_);
         const std::size_t first = references_.size();
@@ -32,13 +33,28 @@ PageId PagePool::allocate() {
     return page;
 }
 
+void PagePool::share(PageId page) {
+    if (is_mapped(page)) return;
+    const std::lock_guard lock(mutex_);
+    ++references_[page];
+}
+
+bool PagePool::shared(PageId page) const {
+    if (is_mapped(page)) return true;
+    const std::lock_guard lock(mutex_);
+    return references_[page] > 1;
+}
+
 void PagePool::release(PageId page) {
-    if (is_mapped(page) || --references_[page] > 0) return;
+    if (is_mapped(page)) return;
+    const std::lock_guard lock(mutex_);
+    if (--references_[page] > 0) return;
     free_.push_back(page);
     std::push_heap(free_.begin(), free_.end(), std::greater<>());
 }
 
 PageId PagePool::map(std::shared_ptr<const void> owner, const fp16_t* pages, std::size_t count) {
+    const std::lock_guard lock(mutex_);
     if (mapped_ != nullptr || count > first_mapped) throw Error("a pool takes in one mapping of pages");
     mapping_ = std::move(owner);
     mapped_ = pages;
@@ -46,12 +62,24 @@ PageId PagePool::map(std::shared_ptr<const void> owner, const fp16_t* pages, std
 }
 
 fp16_t* PagePool::address(PageId page) const {
+    const std::lock_guard lock(mutex_);
     if (is_mapped(page))  // read-only: shared() makes writers copy it
         return const_cast<fp16_t*>(mapped_) + std::size_t(page - first_mapped) * page_elements(head_dim_);
     return slabs_[page / pages_per_slab_].as<fp16_t>() + page % pages_per_slab_ * page_elements(head_dim_);
 }
 
+std::size_t PagePool::pages_in_use() const {
+    const std::lock_guard lock(mutex_);
+    return references_.size() - free_.size();
+}
+
+std::size_t PagePool::bytes_reserved() const {
+    const std::lock_guard lock(mutex_);
+    return slabs_.size() * slab_bytes_;
+}
+
 void PagePool::release_empty_slabs() {
+    const std::lock_guard lock(mutex_);
     while (!slabs_.empty()) {
         const auto last = references_.end() - std::ptrdiff_t(pages_per_slab_);
         if (std::any_of(last, references_.end(), [](std::uint32_t count) { return count > 0; })) break;

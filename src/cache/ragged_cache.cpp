@@ -54,14 +54,14 @@ void RaggedCache::append(int layer, std::uint32_t first_position, std::uint32_t 
 }
 
 void RaggedCache::write(int layer, int head, std::uint32_t slot, const float* key, const float* value) {
-    store_token(pool_->address(at(layer, head).pages[slot / page_tokens]), int(slot % page_tokens),
-                head_dim(), key, value);
+    fp16_t* page = at(layer, head).addresses[slot / page_tokens];
+    store_token(page, int(slot % page_tokens), head_dim(), key, value);
 }
 
 void RaggedCache::retain(int layer, int h, std::span<const std::uint32_t> slots) {
     Head& head = at(layer, h);
     const std::size_t width = std::size_t(head_dim());
-    const std::vector<const fp16_t*> source = head.addresses;
+    const std::vector<fp16_t*> source = head.addresses;
     std::vector<PageId> replaced;  // shared pages stay readable until everything is copied
     for (std::size_t i = 0; i < slots.size(); ++i) {
         const std::size_t page = i / page_tokens, column = i % page_tokens;
@@ -83,11 +83,7 @@ void RaggedCache::retain(int layer, int h, std::span<const std::uint32_t> slots)
     for (PageId page : replaced) pool_->release(page);
     head.positions.resize(slots.size());
     if (head.positions.capacity() > 2 * slots.size()) head.positions.shrink_to_fit();
-    while (head.pages.size() > pages_for(slots.size())) {
-        pool_->release(head.pages.back());
-        head.pages.pop_back();
-        head.addresses.pop_back();
-    }
+    release_pages_behind(head);
 }
 
 void RaggedCache::share_layer(int layer, const RaggedCache& from) {
@@ -128,6 +124,23 @@ void RaggedCache::drop_before(int layer, std::uint32_t position) {
         head.pages.erase(head.pages.begin(), head.pages.begin() + pages);
         head.addresses.erase(head.addresses.begin(), head.addresses.begin() + pages);
         head.positions.erase(head.positions.begin(), head.positions.begin() + pages * page_tokens);
+    }
+}
+
+void RaggedCache::truncate(std::uint32_t position) {
+    for (Head& head : heads_) {
+        const auto end = std::ranges::lower_bound(head.positions, position);
+        head.positions.erase(end, head.positions.end());
+        release_pages_behind(head);
+    }
+    next_position_ = std::min(next_position_, position);
+}
+
+void RaggedCache::release_pages_behind(Head& head) {
+    while (head.pages.size() > pages_for(head.positions.size())) {
+        pool_->release(head.pages.back());
+        head.pages.pop_back();
+        head.addresses.pop_back();
     }
 }
 

@@ -59,6 +59,9 @@ class RaggedCache {
     // that results don't depend on when they were freed.
     void drop_before(int layer, std::uint32_t position);
 
+    // Forgets what was read at `position` and behind it.
+    void truncate(std::uint32_t position);
+
     // Moves this cache's own pages to the front of the pool and gives the empty end back to the system.
     void defragment();
 
@@ -71,7 +74,7 @@ class RaggedCache {
   private:
     struct Head {
         std::vector<PageId> pages;
-        std::vector<const fp16_t*> addresses;  // of the pages
+        std::vector<fp16_t*> addresses;  // of the pages
         std::vector<std::uint32_t> positions;
     };
 
@@ -81,6 +84,7 @@ class RaggedCache {
     const Head& at(int layer, int head) const { return const_cast<RaggedCache*>(this)->at(layer, head); }
     void add_page(Head& head);
     void clear_layer(int layer);
+    void release_pages_behind(Head& head);
     void replace_page(Head& head, std::size_t index, bool copy);
 
     std::shared_ptr<PagePool> pool_;

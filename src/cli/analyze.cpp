@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "analyze/analysis_report.hpp"
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "base/whole_file.hpp"
 #include "cli/commands.hpp"
 #include "cli/documents.hpp"
@@ -17,7 +17,7 @@
 #include "cli/model_options.hpp"
 #include "cli/terminal.hpp"
 #include "engine/context.hpp"
-#include "holdfast/engine.hpp"
+#include "holdfast/holdfast.hpp"
 #include "text/tokenizer.hpp"
 
 namespace holdfast {
@@ -65,7 +65,7 @@ class Analyst {
           document_(read_documents(options.files)),
           model_(options.model, options.model_options),
           tokenizer_(options.model),
-          compute_(options.threads, &interrupted),
+          compute_(options.threads, was_interrupted),
           decoder_(model_, compute_) {
         std::erase_if(requests_, [](const CompressionRequest& r) { return r.method.keeps_all(); });
         if (requests_.empty())
@@ -175,13 +175,13 @@ class Analyst {
     const AnalyzeOptions& options_;
     std::vector<CompressionRequest> requests_;
     std::string document_;
-    Model model_;
+    GgufModel model_;
     Tokenizer tokenizer_;
     Compute compute_;
     DecoderGraph decoder_;
     AnalysisSubject subject_;
     std::vector<int> question_;
-    std::vector<Context> contexts_;  // the full one, and what each request left
+    std::vector<ReadContext> contexts_;  // the full one, and what each request left
     std::vector<const RaggedCache*> kept_;
 };
 

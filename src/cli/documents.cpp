@@ -9,7 +9,7 @@
 #include <iostream>
 #include <iterator>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "text/utf8.hpp"
 
 namespace holdfast {

@@ -16,7 +16,7 @@
 #include <thread>
 
 #include "base/clock.hpp"
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "base/hash.hpp"
 #include "base/whole_file.hpp"
 #include "cli/commands.hpp"
@@ -28,7 +28,7 @@
 #include "eval/longbench.hpp"
 #include "eval/ruler.hpp"
 #include "eval/summary.hpp"
-#include "holdfast/engine.hpp"
+#include "holdfast/holdfast.hpp"
 #include "kernels/simd.hpp"
 
 namespace holdfast {
@@ -84,8 +84,8 @@ std::string processor_name() {
 }
 
 // "settings" are what results depend on: a folder takes more results of the same alone.
-nlohmann::ordered_json manifest_of(const EvalOptions& options, const Model& model, const Tokenizer& tokenizer,
-                                   const nlohmann::ordered_json& task_settings) {
+nlohmann::ordered_json manifest_of(const EvalOptions& options, const GgufModel& model,
+                                   const Tokenizer& tokenizer, const nlohmann::ordered_json& task_settings) {
     const HyperParameters& p = model.parameters();
     return {{"settings",
              {{"model", p.name},
@@ -102,7 +102,7 @@ nlohmann::ordered_json manifest_of(const EvalOptions& options, const Model& mode
               {"samples", options.samples}}},
             {"layers", p.layers},
             {"kv_heads", p.kv_heads},
-            {"version", HOLDFAST_VERSION},
+            {"version", version()},
             {"machine",
              {{"processor", processor_name()},
               {"kernels", current_simd_target()},
@@ -111,7 +111,7 @@ nlohmann::ordered_json manifest_of(const EvalOptions& options, const Model& mode
 
 // The model, and everything that stays the same between samples.
 struct Bench {
-    Model model;
+    GgufModel model;
     Tokenizer tokenizer;
     Compute compute;
     Evaluation evaluation;
@@ -119,7 +119,7 @@ struct Bench {
     explicit Bench(const EvalOptions& options)
         : model(options.model, options.model_options),
           tokenizer(options.model),
-          compute(options.threads, &interrupted),
+          compute(options.threads, was_interrupted),
           evaluation(model, tokenizer, compute, {options.question_aware}) {}
 };
 

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "cli/commands.hpp"
-#include "holdfast/engine.hpp"
+#include "holdfast/holdfast.hpp"
 #include "cli/method_options.hpp"
 #include "cli/model_options.hpp"
 #include "cli/terminal.hpp"
@@ -52,7 +52,7 @@ void run(const InfoOptions& options) {
     if (!options.context_file.empty()) return print_context(options.context_file);
     if (options.compression.explained()) return;
     const auto [method, budget] = options.compression.parse();
-    const Model model(options.model, options.model_options);
+    const GgufModel model(options.model, options.model_options);
     const HyperParameters& p = model.parameters();
     const std::uint32_t tokens = p.context_length;
     const ReadSettings settings;

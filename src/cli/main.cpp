@@ -4,9 +4,10 @@
 #include <cstdlib>
 #include <new>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "cli/commands.hpp"
 #include "cli/terminal.hpp"
+#include "holdfast/holdfast.hpp"
 #include "kernels/simd.hpp"
 #include "text/tokenizer.hpp"
 
@@ -14,14 +15,16 @@
 int main(int argc, char** argv) {  // NOLINT(bugprone-exception-escape)
     using holdfast::Error;
     CLI::App app{"Runs long-context language models in a fraction of their KV cache."};
-    app.set_version_flag("--version", "holdfast " HOLDFAST_VERSION);
+    app.set_version_flag("--version", std::string("holdfast ") + holdfast::version());
     app.require_subcommand(1);
     app.failure_message(CLI::FailureMessage::help);
     holdfast::add_analyze(app);
     holdfast::add_ask(app);
+    holdfast::add_chat(app);
     holdfast::add_compress(app);
     holdfast::add_eval(app);
     holdfast::add_info(app);
+    holdfast::add_manual(app);
     holdfast::add_methods(app);
     holdfast::add_profile_heads(app);
     holdfast::add_report(app);

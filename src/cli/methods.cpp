@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "cli/commands.hpp"
 #include "holdfast/method.hpp"
 

@@ -8,9 +8,9 @@
 #include <memory>
 #include <thread>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "cli/commands.hpp"
-#include "holdfast/engine.hpp"
+#include "holdfast/holdfast.hpp"
 #include "cli/terminal.hpp"
 
 namespace holdfast {
@@ -29,9 +29,9 @@ void run(const ProfileOptions& options) {
     if (std::filesystem::is_directory(options.output) || !std::ofstream(options.output + ".part"))
         throw Error("cannot write '" + options.output + "'");
     std::remove((options.output + ".part").c_str());
-    const Model model(options.model);
+    const GgufModel model(options.model);
     const Tokenizer tokenizer(options.model);
-    Compute compute(options.threads, &interrupted);
+    Compute compute(options.threads, was_interrupted);
     const bool terminal = isatty(STDERR_FILENO) == 1;
     const HeadProfile profile =
         profile_heads(model, tokenizer, compute, options.settings, [&](const ProfileProgress& p) {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "base/whole_file.hpp"
 #include "cli/commands.hpp"
 #include "eval/report.hpp"

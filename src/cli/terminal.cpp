@@ -9,10 +9,15 @@
 namespace holdfast {
 
 std::atomic<bool> interrupted{false};
+std::atomic<int> interrupt_signal{0};
 
 void watch_interrupts() {
     struct sigaction action {};
-    action.sa_handler = [](int) { interrupted = true; };
+    action.sa_handler = [](int signal) {
+        interrupt_signal = signal;
+        interrupted = true;
+    };
+    interrupted = false;
     action.sa_flags = int(SA_RESETHAND);  // the second one has its default effect
     sigaction(SIGINT, &action, nullptr);
     sigaction(SIGTERM, &action, nullptr);

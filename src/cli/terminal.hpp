@@ -11,7 +11,11 @@ namespace holdfast {
 
 // Set by Ctrl-C (SIGINT) and SIGTERM after watch_interrupts(); a second one ends the process at once.
 extern std::atomic<bool> interrupted;
-void watch_interrupts();
+extern std::atomic<int> interrupt_signal;  // which it was
+inline bool was_interrupted() {
+    return interrupted;
+}
+void watch_interrupts();  // once more: forgets the last one
 
 // "12.3 MiB"
 std::string format_bytes(std::size_t bytes);

@@ -11,31 +11,46 @@
 
 namespace holdfast {
 
-Compressor::Compressor(const Model& model, Compute& compute, RaggedCache& scratch,
+std::vector<int> global_layers(const HyperParameters& p) {
+    std::vector<int> layers;
+    for (int l = 0; l < p.layers; ++l)
+        if (!p.slides(l)) layers.push_back(l);
+    return layers;
+}
+
+Rotation measure_rotation(const GgufModel& model, Compute& compute, std::span<const int> layers) {
+    const auto rotated = std::ranges::find_if(layers, [&](int l) { return model.parameters().rotates(l); });
+    return rotated == layers.end() ? Rotation() : measure_rotation(model, compute, *rotated);
+}
+
+Compression make_compression(const GgufModel& model, const CompressionRequest& request,
+                             const LayerShape& shape) {
+    std::vector<double> heads;
+    if (request.method.needs_profile()) {
+        const HeadProfile profile = load_head_profile(request.method.settings().profile, model);
+        for (int l : global_layers(model.parameters())) {
+            const auto first = profile.importance.begin() + std::ptrdiff_t(l) * shape.kv_heads;
+            heads.insert(heads.end(), first, first + shape.kv_heads);
+        }
+    }
+    return {request.method, request.budget, shape, heads};
+}
+
+Compressor::Compressor(const GgufModel& model, Compute& compute, RaggedCache& scratch,
                        std::span<const CompressionRequest> requests, std::span<RaggedCache> caches,
                        std::uint32_t tokens, std::uint32_t chunk)
     : parameters_(model.parameters()),
       scratch_(scratch),
       caches_(caches),
       seconds_(requests.size()),
+      global_layers_(global_layers(parameters_)),
       observer_(
           [&compute](int count, const std::function<void(int, int)>& task) { compute.parallel(count, task); },
           compute.threads()) {
     layer_.shape = layer_shape(parameters_, tokens);
-    for (int l = 0; l < parameters_.layers; ++l)
-        if (!parameters_.slides(l)) global_layers_.push_back(l);
-    const auto rotated = std::ranges::find_if(global_layers_, [&](int l) { return parameters_.rotates(l); });
-    if (rotated != global_layers_.end()) rotation_ = measure_rotation(model, compute, *rotated);
+    rotation_ = measure_rotation(model, compute, global_layers_);
     for (const CompressionRequest& request : requests) {
-        std::vector<double> heads;
-        if (request.method.needs_profile()) {
-            const HeadProfile profile = load_head_profile(request.method.settings().profile, model);
-            for (int l : global_layers_) {
-                const auto first = profile.importance.begin() + std::ptrdiff_t(l) * parameters_.kv_heads;
-                heads.insert(heads.end(), first, first + parameters_.kv_heads);
-            }
-        }
-        compressions_.emplace_back(request.method, request.budget, layer_.shape, heads);
+        compressions_.push_back(make_compression(model, request, layer_.shape));
         layer_.window = std::max(layer_.window, compressions_.back().window_queries());
         watching_ |= compressions_.back().watches_queries();
         if (!grams_ && request.method.critical() != Critical::none &&

@@ -14,12 +14,21 @@
 
 namespace holdfast {
 
+// The model's numbers of layers that eviction works on: those that don't slide.
+std::vector<int> global_layers(const HyperParameters& parameters);
+// Their rotation, the same in all that rotate.
+Rotation measure_rotation(const GgufModel& model, Compute& compute, std::span<const int> layers);
+
+// shape: of the first layer. Reads the profile of a method that needs one.
+Compression make_compression(const GgufModel& model, const CompressionRequest& request,
+                             const LayerShape& shape);
+
 // One per reading. Layers are read into a scratch cache, whose entries every request's own cache then takes
 // what it keeps of.
 class Compressor {
   public:
     // caches: of each request, from the scratch's pool, empty.
-    Compressor(const Model& model, Compute& compute, RaggedCache& scratch,
+    Compressor(const GgufModel& model, Compute& compute, RaggedCache& scratch,
                std::span<const CompressionRequest> requests, std::span<RaggedCache> caches,
                std::uint32_t tokens, std::uint32_t chunk);
 

@@ -3,14 +3,16 @@
 #include <algorithm>
 
 #include "base/clock.hpp"
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "base/memory.hpp"
 #include "engine/compressor.hpp"
 #include "model/decoder_graph.hpp"
 
 namespace holdfast {
 
-void summarize(const HyperParameters& p, const RaggedCache& cache, ReadReport& report) {
+ReadReport report_of(const HyperParameters& p, const RaggedCache& cache) {
+    ReadReport report;
+    report.tokens = cache.next_position();
     report.kept_least = report.tokens;
     std::size_t total = 0;
     for (int l = 0; l < cache.layers(); ++l)
@@ -22,11 +24,13 @@ void summarize(const HyperParameters& p, const RaggedCache& cache, ReadReport& r
     report.sliding_layers = p.layers - p.global_layers();
     report.kept_mean = double(total) / std::max(1, p.global_layers() * cache.kv_heads());
     report.kv_bytes = cache.bytes();
+    report.kv_bytes_full = full_cache_bytes(p, report.tokens);
+    return report;
 }
 
-std::vector<Context> read_contexts(const Model& model, Compute& compute, std::span<const int> tokens,
-                                   std::span<const CompressionRequest> requests, std::uint32_t chunk,
-                                   const std::function<void(const ReadProgress&)>& progress) {
+std::vector<ReadContext> read_contexts(const GgufModel& model, Compute& compute, std::span<const int> tokens,
+                                       std::span<const CompressionRequest> requests, std::uint32_t chunk,
+                                       const std::function<void(const ReadProgress&)>& progress) {
     const HyperParameters& p = model.parameters();
     const auto n = std::uint32_t(tokens.size());
     if (n == 0) throw Error("there is nothing to read: the context is empty", Error::Kind::usage);
@@ -75,26 +79,25 @@ std::vector<Context> read_contexts(const Model& model, Compute& compute, std::sp
     }
     const double prefill_seconds = watch.seconds() - compressor.spent_seconds();
 
-    std::vector<Context> contexts;
+    std::vector<ReadContext> contexts;
     const float* last = hidden + std::size_t(n - 1) * std::size_t(p.hidden);
     for (std::size_t i = 0; i < requests.size(); ++i) {
         caches[i].set_next_position(n);
         caches[i].defragment();
-        ReadReport report;
-        report.tokens = n;
-        report.plan = plan;
+        ReadReport report = report_of(p, caches[i]);
+        report.planned_peak_bytes = plan.peak();
         report.prefill_seconds = prefill_seconds;
         report.compression_seconds = compressor.seconds(i);
         report.peak_bytes = memory_most - memory_before;
         report.note = compressor.note(i);
-        summarize(p, caches[i], report);
         contexts.push_back({std::move(caches[i]), std::move(report), {last, last + p.hidden}});
     }
     return contexts;
 }
 
-Context read_context(const Model& model, Compute& compute, std::span<const int> tokens,
-                     const ReadSettings& settings, const std::function<void(const ReadProgress&)>& progress) {
+ReadContext read_context(const GgufModel& model, Compute& compute, std::span<const int> tokens,
+                         const ReadSettings& settings,
+                         const std::function<void(const ReadProgress&)>& progress) {
     const CompressionRequest request{settings.method, settings.budget};
     return std::move(read_contexts(model, compute, tokens, {&request, 1}, settings.chunk, progress).front());
 }

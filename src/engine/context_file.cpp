@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "base/hash.hpp"
 #include "base/whole_file.hpp"
 #include "ggml.h"
@@ -21,9 +21,8 @@ static_assert(std::endian::native == std::endian::little, "context files are lit
 constexpr char magic[8] = {'H', 'F', 'K', 'V', '\r', '\n', '\x1a', '\n'};
 constexpr std::uint32_t version = 1;
 constexpr std::size_t block = 4096;  // the header's size; what sections begin at multiples of
-constexpr std::array section_names = {"description", "tokens",       "lengths",
-                                      "positions",   "hidden state", "pages"};
-enum Section { description, token_ids, head_lengths, head_positions, hidden_state, page_data, section_count };
+constexpr std::array section_names = {"description", "tokens", "lengths", "positions", "pages"};
+enum Section { description, token_ids, head_lengths, head_positions, page_data, section_count };
 constexpr const char* type_names[] = {"f16", "q8_0"};
 
 struct SectionEntry {
@@ -120,6 +119,8 @@ std::string describe(const ContextInfo& info) {
                                          {"method", info.method},
                                          {"explanation", info.explanation},
                                          {"budget", info.budget},
+                                         {"question", info.question},
+                                         {"conversation", info.conversation},
                                          {"sources", sources}};
     return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -163,6 +164,8 @@ ContextInfo parse_description(std::span<const std::byte> bytes, const std::strin
     info.method = text_of(json, "method");
     info.explanation = text_of(json, "explanation", true);
     info.budget = text_of(json, "budget");
+    info.question = text_of(json, "question", true);
+    info.conversation = json.at("conversation");
     for (const nlohmann::json& source : json.at("sources"))
         info.sources.push_back({text_of(source, "name"), source.at("bytes"), text_of(source, "hash")});
     return info;
@@ -175,6 +178,13 @@ std::span<const T> as(std::span<const std::byte> bytes) {
 
 }  // namespace
 
+void check_context_path(const std::string& path) {
+    if (!path.ends_with(context_file_ending) || path == context_file_ending)
+        throw Error(
+            "'" + path + "' must be a name that ends in " + context_file_ending + ", so that ask knows it",
+            Error::Kind::usage);
+}
+
 KvType parse_kv_type(const std::string& name) {
     for (std::size_t i = 0; i < std::size(type_names); ++i)
         if (name == type_names[i]) return KvType(i);
@@ -185,17 +195,22 @@ const char* kv_type_name(KvType type) {
     return type_names[std::size_t(type)];
 }
 
-void save_context(const std::string& path, const Model& model, const Context& context,
-                  std::span<const int> tokens, ContextInfo info) {
-    const RaggedCache& cache = context.cache;
-    info.model_name = model.parameters().name;
+void complete_info(ContextInfo& info, const GgufModel& model, std::uint32_t tokens) {
+    const HyperParameters& p = model.parameters();
+    info.model_name = p.name;
     info.model_path = std::filesystem::absolute(model.path());
+    info.fingerprint = model.fingerprint();
     info.model_options = model.options();
-    info.reading = reading_of(model.parameters());
-    info.layers = cache.layers();
-    info.kv_heads = cache.kv_heads();
-    info.head_dim = cache.head_dim();
-    info.tokens = cache.next_position();
+    info.reading = reading_of(p);
+    info.layers = p.layers;
+    info.kv_heads = p.kv_heads;
+    info.head_dim = p.head_dim;
+    info.tokens = tokens;
+}
+
+void save_context(const std::string& path, const GgufModel& model, const RaggedCache& cache,
+                  std::span<const int> tokens, ContextInfo info) {
+    complete_info(info, model, cache.next_position());
     std::vector<std::uint32_t> all_lengths, all_positions;
     for (int l = 0; l < cache.layers(); ++l)
         for (int h = 0; h < cache.kv_heads(); ++h) {
@@ -203,21 +218,20 @@ void save_context(const std::string& path, const Model& model, const Context& co
             all_lengths.push_back(std::uint32_t(of_head.size()));
             all_positions.insert(all_positions.end(), of_head.begin(), of_head.end());
         }
-    const std::string text = describe(info), fingerprint = model.fingerprint();
+    const std::string text = describe(info);
 
     write_whole_file(path, [&](std::ostream& stream) {
         Header header = {};
         std::memcpy(header.magic, magic, sizeof magic);
         header.version = version;
         header.sections = section_count;
-        std::copy_n(fingerprint.begin(), 16, header.fingerprint);
+        std::copy_n(info.fingerprint.begin(), 16, header.fingerprint);
         stream.write(reinterpret_cast<const char*>(&header), sizeof header);  // its place
         SectionWriter writer(stream, header);
         writer.section(description, text.data(), text.size());
         writer.section(token_ids, tokens.data(), tokens.size() * sizeof(std::int32_t));
         writer.section(head_lengths, all_lengths.data(), all_lengths.size() * sizeof(std::uint32_t));
         writer.section(head_positions, all_positions.data(), all_positions.size() * sizeof(std::uint32_t));
-        writer.section(hidden_state, context.last_hidden.data(), context.last_hidden.size() * sizeof(float));
 
         const std::size_t elements = page_elements(info.head_dim), depth = std::size_t(info.head_dim);
         std::vector<fp16_t> page(elements);
@@ -280,8 +294,16 @@ ContextFile::ContextFile(const std::string& path) : path_(path), file_(std::make
             throw damaged("its header puts the section of " + std::string(section_names[std::size_t(s)]) +
                           " where it can't be");
         sections[std::size_t(s)] = bytes.subspan(offset, entry.bytes);
-        if (checksum(bytes.subspan(offset, padded(entry.bytes))) != entry.checksum)
-            throw damaged("its section of " + std::string(section_names[std::size_t(s)]) + " is damaged");
+        const auto check =
+            [bytes = bytes.subspan(offset, padded(entry.bytes)), expected = entry.checksum,
+             error = damaged("its section of " + std::string(section_names[std::size_t(s)]) + " is damaged"),
+             file = file_] {
+                if (checksum(bytes) != expected) throw Error(error);
+            };
+        if (s == page_data)
+            checked_ = std::async(std::launch::async, check);
+        else
+            check();
         offset += padded(entry.bytes);
     }
     if (offset != bytes.size()) throw damaged("something stands behind its last section");
@@ -300,7 +322,6 @@ ContextFile::ContextFile(const std::string& path) : path_(path), file_(std::make
     tokens_ = as<std::int32_t>(sections[token_ids]);
     lengths_ = as<std::uint32_t>(sections[head_lengths]);
     positions_ = as<std::uint32_t>(sections[head_positions]);
-    last_hidden_ = as<float>(sections[hidden_state]);
     pages_ = sections[page_data];
     constexpr int most = 1 << 16;
     if (info_.layers < 1 || info_.layers > most || info_.kv_heads < 1 || info_.kv_heads > most ||
@@ -327,7 +348,8 @@ ContextFile::ContextFile(const std::string& path) : path_(path), file_(std::make
                 throw damaged("its section of positions isn't in order");
 }
 
-Context ContextFile::context(const Model& model) const {
+ReadContext ContextFile::context(const GgufModel& model) const {
+    check_pages();
     const HyperParameters& p = model.parameters();
     const std::string fingerprint = model.fingerprint();
     if (info_.fingerprint != fingerprint)
@@ -335,7 +357,6 @@ Context ContextFile::context(const Model& model) const {
                     info_.model_path + ", fingerprint " + info_.fingerprint + "), not '" + model.path() +
                     "' (" + fingerprint + ")");
     if (info_.layers != p.layers || info_.kv_heads != p.kv_heads || info_.head_dim != p.head_dim ||
-        last_hidden_.size() != std::size_t(p.hidden) ||
         std::ranges::any_of(tokens_, [&](std::int32_t token) { return token < 0 || token >= p.vocabulary; }))
         throw Error("'" + path_ + "' doesn't fit the model that it names");
     if (info_.reading != reading_of(p) || info_.tokens > p.context_length)
@@ -370,13 +391,8 @@ Context ContextFile::context(const Model& model) const {
             first += length;
         }
     cache.set_next_position(info_.tokens);
-    ReadReport report;
-    report.tokens = info_.tokens;
-    const CompressionRequest everything;
-    report.plan =
-        plan_memory(model, info_.tokens, {&everything, 1}, ReadSettings().chunk, 1);  // for what is full
-    summarize(p, cache, report);
-    return {std::move(cache), std::move(report), {last_hidden_.begin(), last_hidden_.end()}};
+    ReadReport report = report_of(p, cache);
+    return {std::move(cache), std::move(report), {}};
 }
 
 }  // namespace holdfast

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "kernels/vnorm.hpp"
 
 namespace holdfast {
@@ -22,7 +22,7 @@ struct Header {
 
 }  // namespace
 
-GramStore::GramStore(const Model& model, Compute& compute, const std::string& folder)
+GramStore::GramStore(const GgufModel& model, Compute& compute, const std::string& folder)
     : parameters_(model.parameters()), compute_(compute) {
     const std::string fingerprint = model.fingerprint();
     Header header;

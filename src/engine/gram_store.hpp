@@ -20,7 +20,7 @@ namespace holdfast {
 // folder that can't be written to costs the time to compute them again, nothing else.
 class GramStore {
   public:
-    GramStore(const Model& model, Compute& compute, const std::string& folder);
+    GramStore(const GgufModel& model, Compute& compute, const std::string& folder);
     ~GramStore();
 
     // Of each query head of the layer; valid until the next call. output: the layer's expanded projection.

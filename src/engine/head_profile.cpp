@@ -6,7 +6,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "base/whole_file.hpp"
 #include "shipped_profiles.hpp"  // made from profiles/*.json
 
@@ -44,7 +44,7 @@ HeadProfile parse_profile(const std::string& text, const std::string& source) {
     return profile;
 }
 
-void check_model(const HeadProfile& profile, const Model& model, const std::string& source) {
+void check_model(const HeadProfile& profile, const GgufModel& model, const std::string& source) {
     const HyperParameters& p = model.parameters();
     if (profile.fingerprint != model.fingerprint() || profile.layers != p.layers ||
         profile.kv_heads != p.kv_heads)
@@ -77,7 +77,7 @@ void write_head_profile(const HeadProfile& profile, const std::string& path) {
     write_whole_file(path, text);
 }
 
-HeadProfile load_head_profile(const std::string& path, const Model& model) {
+HeadProfile load_head_profile(const std::string& path, const GgufModel& model) {
     if (path.empty()) {
         const std::string fingerprint = model.fingerprint();
         for (const char* text : shipped_profiles) {

@@ -21,6 +21,6 @@ void write_head_profile(const HeadProfile& profile, const std::string& path);
 
 // The profile in a file, or for an empty path the one that comes with holdfast for this model. Throws Error
 // for what isn't a profile, is another model's, or for a model without one: says how to make it.
-HeadProfile load_head_profile(const std::string& path, const Model& model);
+HeadProfile load_head_profile(const std::string& path, const GgufModel& model);
 
 }  // namespace holdfast

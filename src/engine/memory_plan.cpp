@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "cache/ragged_cache.hpp"
 #include "engine/gram_store.hpp"
 #include "evict/compression.hpp"
@@ -22,11 +22,10 @@ LayerShape layer_shape(const HyperParameters& p, std::uint32_t tokens) {
     return shape;
 }
 
-MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, std::span<const CompressionRequest> requests,
-                       std::uint32_t chunk, int threads) {
+MemoryPlan plan_memory(const GgufModel& model, std::uint32_t tokens,
+                       std::span<const CompressionRequest> requests, std::uint32_t chunk, int threads) {
     const HyperParameters& p = model.parameters();
-    const std::size_t global_heads = std::size_t(p.global_layers()) * std::size_t(p.kv_heads);
-    const std::size_t sliding_heads = std::size_t(p.layers) * std::size_t(p.kv_heads) - global_heads;
+    const std::size_t sliding_heads = std::size_t(p.layers - p.global_layers()) * std::size_t(p.kv_heads);
     const std::size_t entry = RaggedCache::entry_bytes(p.head_dim);
     MemoryPlan plan;
     plan.weights = model.mapped_bytes();
@@ -37,7 +36,7 @@ MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, std::span<const
     const std::size_t together = std::min(chunk, tokens);
     plan.layer_work = LayerGraph::bytes_for(model, int(together), threads);
     plan.kv_sliding = sliding_heads * std::min(tokens, p.sliding_window) * entry;
-    plan.kv_full = global_heads * tokens * entry + plan.kv_sliding;
+    plan.kv_full = full_cache_bytes(p, tokens);
     std::size_t queries = 0, grams = 0;
     const LayerShape shape = layer_shape(p, tokens);
     for (const auto& [method, budget] : requests) {
@@ -50,6 +49,12 @@ MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, std::span<const
     }
     plan.layer_work += grams + queries * std::size_t(p.heads) * std::size_t(p.head_dim) * sizeof(float);
     return plan;
+}
+
+std::size_t full_cache_bytes(const HyperParameters& p, std::uint32_t tokens) {
+    const auto global = std::size_t(p.global_layers()), sliding = std::size_t(p.layers) - global;
+    return (global * tokens + sliding * std::min(tokens, p.sliding_window)) * std::size_t(p.kv_heads) *
+           RaggedCache::entry_bytes(p.head_dim);
 }
 
 void check_fits(const MemoryPlan& plan, std::size_t available) {

@@ -28,12 +28,15 @@ struct MemoryPlan {
 };
 
 // Of one reading that is compressed in these ways. chunk: tokens that go through a layer together.
-MemoryPlan plan_memory(const Model& model, std::uint32_t tokens, std::span<const CompressionRequest> requests,
-                       std::uint32_t chunk, int threads);
+MemoryPlan plan_memory(const GgufModel& model, std::uint32_t tokens,
+                       std::span<const CompressionRequest> requests, std::uint32_t chunk, int threads);
 
 // Of one layer of a context of `tokens` tokens; `layers` counts those that eviction works on: not sliding
 // ones.
 LayerShape layer_shape(const HyperParameters& parameters, std::uint32_t tokens);
+
+// Of the keys and values of a context's tokens, those aside that sliding layers never see again.
+std::size_t full_cache_bytes(const HyperParameters& parameters, std::uint32_t tokens);
 
 // Throws Error that names the plan's largest part and a remedy if the system hasn't as much to give.
 void check_fits(const MemoryPlan& plan, std::size_t available);

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "engine/cache_folder.hpp"
 #include "eval/characters.hpp"
 

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "eval/evaluation.hpp"
 #include "eval/report.hpp"
 #include "eval/summary.hpp"

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/clock.hpp"
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "base/hash.hpp"
 #include "engine/session.hpp"
 #include "text/utf8.hpp"
@@ -92,10 +92,10 @@ void Evaluation::run(const Sample& sample, const std::vector<CompressionRequest>
                      const std::function<void(const ReadProgress&)>& progress) {
     const Tokens tokens = tokens_of(sample);
     const std::string hash = hash_of(sample, tokens);
-    const std::vector<Context> contexts =
+    const std::vector<ReadContext> contexts =
         read_contexts(model_, compute_, tokens.context, requests, 512, progress);
     for (std::size_t i = 0; i < requests.size(); ++i) {
-        const Context& context = contexts[i];
+        const ReadContext& context = contexts[i];
         SampleResult result;
         result.task = sample.task;
         result.sample = sample.name();
@@ -116,7 +116,7 @@ void Evaluation::run(const Sample& sample, const std::vector<CompressionRequest>
         result.compression_seconds = context.report.compression_seconds;
         result.cache_bytes = context.report.kv_bytes;
         const Stopwatch watch;
-        Session session(decoder_, context.cache, model_.parameters().context_length, {});
+        TokenSession session(decoder_, context.cache, model_.parameters().context_length, {});
         const std::span<const float> logits = session.read(tokens.rest);
         result.question_seconds = watch.seconds();
         Utf8Stream stream;

@@ -24,7 +24,8 @@ struct EvaluationSettings {
 
 class Evaluation {
   public:
-    Evaluation(const Model& model, const Tokenizer& tokenizer, Compute& compute, EvaluationSettings settings)
+    Evaluation(const GgufModel& model, const Tokenizer& tokenizer, Compute& compute,
+               EvaluationSettings settings)
         : model_(model),
           tokenizer_(tokenizer),
           compute_(compute),
@@ -50,7 +51,7 @@ class Evaluation {
     Tokens tokens_of(const Sample& sample) const;
     static std::string hash_of(const Sample& sample, const Tokens& tokens);
 
-    const Model& model_;
+    const GgufModel& model_;
     const Tokenizer& tokenizer_;
     Compute& compute_;
     DecoderGraph decoder_;

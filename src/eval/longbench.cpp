@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "longbench_json.hpp"
 
 namespace holdfast {

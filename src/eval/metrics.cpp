@@ -9,7 +9,7 @@
 #include <set>
 #include <unordered_map>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "eval/characters.hpp"
 #include "eval/chinese_words.hpp"
 

@@ -5,7 +5,7 @@
 #include <set>
 #include <tuple>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 
 namespace holdfast {
 

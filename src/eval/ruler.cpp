@@ -10,7 +10,7 @@
 #include <random>
 #include <set>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 
 namespace holdfast {
 

@@ -3,7 +3,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "base/whole_file.hpp"
 
 namespace holdfast {

@@ -4,7 +4,7 @@
 #include <charconv>
 #include <cmath>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 
 namespace holdfast {
 

@@ -5,7 +5,7 @@
 #include <limits>
 #include <numeric>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "evict/critical.hpp"
 #include "evict/observer.hpp"
 #include "evict/selection.hpp"
@@ -35,11 +35,29 @@ std::uint32_t window_queries_of(const Method& method, const Scorer& scorer) {
                     method.critical() == Critical::mass ? method.settings().window : 0);
 }
 
-// risk = max(risk, mean of the head's competing tokens): no token is safer than the average one.
-void raise_to_mean(std::span<float> head) {
+// risk = max(risk, mean of the head's competing tokens): no token is safer than the average one. `absent` of
+// them aren't there and have score 0.
+void raise_to_mean(std::span<float> head, std::size_t absent) {
     const double sum = std::accumulate(head.begin(), head.end(), 0.0);
-    const float prior = float(sum / double(head.size()));
+    const float prior = float(sum / double(std::max<std::size_t>(1, head.size() - absent)));
     for (float& value : head) value = std::max(value, prior);
+}
+
+// Gives every token of a head [tokens] that the head no longer has this score; returns how many of those
+// that compete, [begin, end), it lacks.
+std::size_t set_absent(std::span<float> head, std::span<const std::uint32_t> held, std::uint32_t begin,
+                       std::uint32_t end, float score) {
+    if (held.empty()) return 0;
+    std::size_t absent = 0, next = 0;
+    for (std::uint32_t token = 0; token < head.size(); ++token) {
+        if (next < held.size() && held[next] == token) {
+            ++next;
+            continue;
+        }
+        head[token] = score;
+        absent += token >= begin && token < end;
+    }
+    return absent;
 }
 
 }  // namespace
@@ -116,7 +134,6 @@ void Compression::finish_layer(LayerView& layer, const Retain& retain) {
 
 void Compression::score(LayerView& layer) {
     const LayerShape& shape = layer.shape();
-    const MethodSettings& settings = method_.settings();
     scores_.resize(shape.entries());
     if (method_.worst_case())
         scorer_->worst_case(layer, scores_);
@@ -125,13 +142,23 @@ void Compression::score(LayerView& layer) {
     const CompetingScores competing{scores_, shape.kv_heads, shape.tokens, forced_.first,
                                     shape.tokens - forced_.last};
     for (int h = 0; h < shape.kv_heads; ++h) {
+        const std::size_t absent = set_absent(std::span(scores_).subspan(shape.at(h, 0), shape.tokens),
+                                              layer.held(h), competing.begin, competing.end, 0);
         for (float score : competing.head(h))
             if (!std::isfinite(score))
                 throw Error("the scorer '" + method_.scorer().name + "' gave a token the score " +
                             std::to_string(score));
-        if (method_.aggregation() == Aggregation::defensive) raise_to_mean(competing.head(h));
+        if (method_.aggregation() == Aggregation::defensive) raise_to_mean(competing.head(h), absent);
     }
-    if (method_.critical() != Critical::mass) return;
+    if (method_.critical() == Critical::mass) secure_scores(layer, competing);
+    for (int h = 0; h < shape.kv_heads; ++h)  // nobody chooses what isn't there
+        set_absent(std::span(scores_).subspan(shape.at(h, 0), shape.tokens), layer.held(h), 0, 0,
+                   std::numeric_limits<float>::lowest());
+}
+
+void Compression::secure_scores(LayerView& layer, const CompetingScores& competing) {
+    const LayerShape& shape = layer.shape();
+    const MethodSettings& settings = method_.settings();
     weigh_by_norms(competing, layer.value_norms(settings.vnorm));
     const WindowSummary& window = layer.window(settings.window, settings.kernel);
     const double n = shape.tokens, past = n - settings.window;

@@ -37,6 +37,7 @@ class Compression {
     // Layers come in order.
     void finish_layer(LayerView& layer, const Retain& retain);
 
+    bool keeps_all() const { return kind_ == Kind::keep_all; }
     // Where the budget can't be applied as written, why; otherwise empty.
     const std::string& note() const { return note_; }
     // Scores of the last finished layer, as the allocator saw them [kv_heads, tokens]; empty if nothing was
@@ -55,6 +56,7 @@ class Compression {
 
     void decide(const Budget& budget, const LayerShape& shape);
     void score(LayerView& layer);
+    void secure_scores(LayerView& layer, const struct CompetingScores& competing);
     void choose_in_layer(LayerView& layer, const Retain& retain);
     void choose_in_model(const LayerShape& shape, const Retain& retain);
 

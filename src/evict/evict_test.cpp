@@ -4,7 +4,7 @@
 #include <cmath>
 #include <random>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "evict/allocators.hpp"
 #include "holdfast/budget.hpp"
 #include "evict/cascade.hpp"

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <limits>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "evict/scorers.hpp"
 
 namespace holdfast {

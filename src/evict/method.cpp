@@ -6,7 +6,7 @@
 #include <optional>
 #include <sstream>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "evict/allocators.hpp"
 #include "evict/scorers.hpp"
 

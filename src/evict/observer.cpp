@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 
 #include "base/clock.hpp"
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "evict/window_attention.hpp"
 #include "kernels/attention.hpp"
 #include "kernels/vnorm.hpp"
@@ -29,6 +30,13 @@ int tasks_for(std::uint32_t columns) {
     return int((columns + columns_of_task - 1) / columns_of_task);
 }
 
+// row[slot] goes to row[positions[slot]]; the rest of the row becomes `absent`.
+void spread(std::span<float> row, std::span<const std::uint32_t> positions, float absent) {
+    std::size_t slot = positions.size();
+    for (std::size_t token = row.size(); token-- > 0;)
+        row[token] = slot > 0 && positions[slot - 1] == token ? row[--slot] : absent;
+}
+
 }  // namespace
 
 void Observer::show(ObservedLayer layer) {
@@ -37,16 +45,38 @@ void Observer::show(ObservedLayer layer) {
     norms_.clear();
 }
 
+std::uint32_t Observer::slots_of(int head) const {
+    return layer_.positions.empty() ? layer_.shape.tokens
+                                    : std::uint32_t(layer_.positions[std::size_t(head)].size());
+}
+
+std::uint32_t Observer::slot_of(int head, std::uint32_t token) const {
+    if (layer_.positions.empty()) return token;
+    const auto positions = layer_.positions[std::size_t(head)];
+    const auto at = std::ranges::lower_bound(positions, token);
+    return at != positions.end() && *at == token ? std::uint32_t(at - positions.begin()) : slots_of(head);
+}
+
 void Observer::read_key(int head, std::uint32_t token, std::span<float> to) const {
-    const fp16_t* keys = page_keys(layer_.pages[std::size_t(head)][token / page_tokens]);
+    const std::uint32_t slot = slot_of(head, token);
+    if (slot == slots_of(head)) {
+        std::ranges::fill(to, 0.0f);
+        return;
+    }
+    const fp16_t* keys = page_keys(layer_.pages[std::size_t(head)][slot / page_tokens]);
     for (std::size_t i = 0; i < to.size(); ++i)
-        to[i] = fp16_to_fp32(keys[i * page_tokens + token % page_tokens]);
+        to[i] = fp16_to_fp32(keys[i * page_tokens + slot % page_tokens]);
 }
 
 void Observer::read_value(int head, std::uint32_t token, std::span<float> to) const {
+    const std::uint32_t slot = slot_of(head, token);
+    if (slot == slots_of(head)) {
+        std::ranges::fill(to, 0.0f);
+        return;
+    }
     const int head_dim = layer_.shape.head_dim;
-    const fp16_t* values = page_values(layer_.pages[std::size_t(head)][token / page_tokens], head_dim) +
-                           token % page_tokens * std::size_t(head_dim);
+    const fp16_t* values = page_values(layer_.pages[std::size_t(head)][slot / page_tokens], head_dim) +
+                           slot % page_tokens * std::size_t(head_dim);
     for (std::size_t i = 0; i < to.size(); ++i) to[i] = fp16_to_fp32(values[i]);
 }
 
@@ -109,7 +139,7 @@ const WindowSummary& Observer::window(std::uint32_t queries, int kernel) {
 void Observer::summarize(int head, Window& window) {
     const LayerShape& s = layer_.shape;
     const int queries = int(window.queries), rows = s.group * queries;
-    const std::uint32_t past = s.tokens - window.queries;
+    const std::uint32_t slots = slots_of(head), past = slots - window.queries;
     for (int r = 0; r < rows; ++r) {
         const int query_head = head * s.group + r / queries, skipped = int(layer_.window) - queries;
         const float* from = layer_.window_queries +
@@ -118,7 +148,7 @@ void Observer::summarize(int head, Window& window) {
         float* to = queries_.as<float>() + std::size_t(r) * std::size_t(s.head_dim);
         for (int i = 0; i < s.head_dim; ++i) to[i] = from[i] * s.scale;
     }
-    attend(head, rows, s.tokens, [&](int r) { return past + std::uint32_t(r % queries) + 1; });
+    attend(head, rows, slots, [&](int r) { return past + std::uint32_t(r % queries) + 1; });
 
     const WindowAttention attention{weights_.as<float>(), row_stride(s.tokens), rows, past, window.queries};
     rescale_.resize(std::size_t(rows));
@@ -131,6 +161,10 @@ void Observer::summarize(int head, Window& window) {
                        window.summary.worst.data() + s.at(head, 0),
                        window.summary.mean.data() + s.at(head, 0));
     });
+    if (slots < s.tokens)
+        for (std::vector<float>* row : {&window.summary.worst, &window.summary.mean})
+            spread(std::span(*row).subspan(s.at(head, 0), s.tokens),
+                   layer_.positions[std::size_t(head)].first(past), 0);
     window.summary.mass += window_mass(attention, false) / s.kv_heads;
     window.summary.reference_mass += window_mass(attention, true) / s.kv_heads;
 }
@@ -161,7 +195,13 @@ void Observer::for_each_block(const QueryChunk& chunk,
         }
 }
 
+void Observer::refuse_watching() const {
+    if (!layer_.positions.empty())
+        throw Error("queries of the context can be watched while it is read, not in a second compression");
+}
+
 void Observer::add_attention(const QueryChunk& chunk, std::span<double> sum) {
+    refuse_watching();
     const LayerShape& s = layer_.shape;
     const std::size_t stride = row_stride(s.tokens);
     for_each_block(chunk, [&](int head, int rows, std::uint32_t slots) {
@@ -179,6 +219,7 @@ void Observer::add_attention(const QueryChunk& chunk, std::span<double> sum) {
 
 void Observer::raise_attention(const QueryChunk& chunk, std::uint32_t window, int kernel,
                                std::span<float> worst) {
+    refuse_watching();
     const LayerShape& s = layer_.shape;
     const std::size_t stride = row_stride(s.tokens);
     const std::uint32_t past = s.tokens - std::min(s.tokens, window);
@@ -214,14 +255,15 @@ std::span<const float> Observer::value_norms(ValueNorm kind) {
                         ? "norms of values are at hand when the whole layer is there, not while it is read"
                         : "gram norms are at hand with methods that have critical and vnorm=gram");
     norms_kind_ = kind;
-    norms_.resize(s.entries());
+    norms_.assign(s.entries(), 0.0f);
     const std::size_t workspace = norms_workspace(s.head_dim);
     workspaces_.reserve(workspace * std::size_t(threads_) * sizeof(float));
     const int pages = int(pages_for(s.tokens));
     parallel_(pages * s.kv_heads, [&](int index, int thread) {
         const int head = index / pages, page = index % pages;
         const std::uint32_t begin = std::uint32_t(page) * page_tokens;
-        const int tokens = int(std::min<std::uint32_t>(page_tokens, s.tokens - begin));
+        if (begin >= slots_of(head)) return;
+        const int tokens = int(std::min<std::uint32_t>(page_tokens, slots_of(head) - begin));
         float* norms = norms_.data() + s.at(head, begin);
         float* own = workspaces_.as<float>() + std::size_t(thread) * workspace;
         if (kind == ValueNorm::exact)
@@ -238,6 +280,13 @@ std::span<const float> Observer::value_norms(ValueNorm kind) {
             throw Error("a value of layer " + std::to_string(s.layer) +
                         " is too large for fp16: this model's cache can't be scored by norms");
         }
+    // What a head no longer has counts with the head's mean, where tokens' norms are compared between heads.
+    for (int h = 0; h < s.kv_heads && !layer_.positions.empty(); ++h) {
+        const auto head = std::span(norms_).subspan(s.at(h, 0), s.tokens);
+        const auto there = head.first(slots_of(h));
+        const double sum = std::accumulate(there.begin(), there.end(), 0.0);
+        spread(head, held(h), float(sum / double(std::max<std::size_t>(1, there.size()))));
+    }
     norms_cost_ = {user_, watch.seconds()};
     return norms_;
 }

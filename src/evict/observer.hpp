@@ -15,7 +15,9 @@ namespace holdfast {
 
 struct ObservedLayer {
     LayerShape shape;
-    std::vector<const fp16_t* const*> pages;  // of each KV head; slot = position
+    std::vector<const fp16_t* const*> pages;  // of each KV head
+    // Of each KV head's slots, rising, the window's among them; none: slot = token.
+    std::vector<std::span<const std::uint32_t>> positions = {};
     std::uint32_t window = 0;
     const float* window_queries = nullptr;  // [heads, window, head_dim]: the last queries, after rotation
     PackedMatrix output;                    // the output projection: for exact value norms
@@ -34,6 +36,10 @@ class Observer final : public LayerView {
     void show(ObservedLayer layer);
 
     const LayerShape& shape() const override { return layer_.shape; }
+    std::span<const std::uint32_t> held(int head) const override {
+        return layer_.positions.empty() ? std::span<const std::uint32_t>()
+                                        : layer_.positions[std::size_t(head)];
+    }
     void read_key(int head, std::uint32_t token, std::span<float> to) const override;
     void read_value(int head, std::uint32_t token, std::span<float> to) const override;
     const WindowSummary& window(std::uint32_t queries, int kernel) override;
@@ -68,6 +74,10 @@ class Observer final : public LayerView {
         Cost cost;
     };
 
+    std::uint32_t slots_of(int head) const;
+    // The slot of a head's token; slots_of(head) if it isn't there.
+    std::uint32_t slot_of(int head, std::uint32_t token) const;
+    void refuse_watching() const;
     void borrow(Cost& cost);
     void reserve(int rows);
     float* workspace(int thread, int rows) const;

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "evict/window_attention.hpp"
 
 namespace holdfast {

@@ -18,7 +18,7 @@ std::int64_t Target() {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 
 namespace holdfast {
 

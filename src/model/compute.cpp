@@ -1,10 +1,11 @@
 #include "model/compute.hpp"
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 
 namespace holdfast {
 
-Compute::Compute(int threads, const std::atomic<bool>* cancel) : threads_(threads), cancel_(cancel) {
+Compute::Compute(int threads, std::function<bool()> cancelled)
+    : threads_(threads), cancelled_(std::move(cancelled)) {
     ggml_threadpool_params parameters = ggml_threadpool_params_default(threads);
     pool_ = ggml_threadpool_new(&parameters);
     if (pool_ == nullptr)
@@ -28,13 +29,20 @@ Compute::~Compute() {
 }
 
 void Compute::run(ggml_cgraph* graph) {
-    if (cancel_ != nullptr && *cancel_) throw Error("interrupted", Error::Kind::interrupted);
+    const std::lock_guard lock(mutex_);
+    run_locked(graph);
+}
+
+void Compute::run_locked(ggml_cgraph* graph) {
+    if (cancelled_ && cancelled_()) throw Error("interrupted", Error::Kind::interrupted);
     ggml_cplan plan = ggml_graph_plan(graph, threads_, pool_);
     if (work_.size() < plan.work_size) work_.resize(plan.work_size);
     plan.work_data = work_.data();
-    if (cancel_ != nullptr) {
-        plan.abort_callback = [](void* flag) { return static_cast<const std::atomic<bool>*>(flag)->load(); };
-        plan.abort_callback_data = const_cast<std::atomic<bool>*>(cancel_);
+    if (cancelled_) {
+        plan.abort_callback = [](void* function) {
+            return (*static_cast<std::function<bool()>*>(function))();
+        };
+        plan.abort_callback_data = &cancelled_;
     }
     const ggml_status status = ggml_graph_compute(graph, &plan);
     if (status == GGML_STATUS_ABORTED) throw Error("interrupted", Error::Kind::interrupted);
@@ -42,10 +50,11 @@ void Compute::run(ggml_cgraph* graph) {
 }
 
 void Compute::parallel(int count, const std::function<void(int, int)>& task) {
+    const std::lock_guard lock(mutex_);
     loop_count_ = count;
     loop_next_ = 0;
     loop_task_ = &task;
-    run(loop_graph_);
+    run_locked(loop_graph_);
 }
 
 }  // namespace holdfast

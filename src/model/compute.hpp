@@ -3,6 +3,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "ggml-cpu.h"
@@ -10,11 +11,13 @@
 
 namespace holdfast {
 
-// The one pool of threads: ggml's, for graphs and for our own loops.
+// A pool of threads: ggml's, for graphs and for our own loops. What several threads ask for is done one
+// after another.
 class Compute {
   public:
-    // cancel: when set, whatever runs stops within a node's time and throws Error (interrupted).
-    explicit Compute(int threads, const std::atomic<bool>* cancel = nullptr);
+    // cancelled: asked by the calling thread between nodes; once it is true, whatever runs stops and throws
+    // Error (interrupted).
+    explicit Compute(int threads, std::function<bool()> cancelled = {});
     ~Compute();
     Compute(const Compute&) = delete;
     Compute& operator=(const Compute&) = delete;
@@ -28,8 +31,11 @@ class Compute {
     void parallel(int count, const std::function<void(int index, int thread)>& task);
 
   private:
+    void run_locked(ggml_cgraph* graph);
+
     int threads_;
-    const std::atomic<bool>* cancel_;
+    std::function<bool()> cancelled_;
+    std::mutex mutex_;  // of what follows, while it is at work
     ggml_threadpool* pool_;
     std::vector<std::uint8_t> work_;
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 
 namespace holdfast {
 
@@ -39,7 +39,7 @@ void expanded_product(ggml_tensor* result, int, int, void* userdata) {
 // Builds the nodes of layers; what its nodes refer to lives as long as the graph.
 class Builder {
   public:
-    Builder(ggml_context* context, const Model& model) : context_(context), model_(model) {}
+    Builder(ggml_context* context, const GgufModel& model) : context_(context), model_(model) {}
 
     ggml_tensor* norm(ggml_tensor* x, ggml_tensor* weight) const {
         return ggml_mul(context_, ggml_rms_norm(context_, x, model_.parameters().rms_epsilon), weight);
@@ -178,13 +178,13 @@ class Builder {
     }
 
     ggml_context* context_;
-    const Model& model_;
+    const GgufModel& model_;
 };
 
 constexpr int products_of_layer = 10;
 
 // An upper bound.
-int nodes_of_layer(const Model& model) {
+int nodes_of_layer(const GgufModel& model) {
     return 64 + 2 * model.parameters().experts_used;
 }
 
@@ -216,8 +216,8 @@ struct OneLayer {
     ggml_cgraph* graph = nullptr;
     ExpandedProduct products[products_of_layer];
 
-    OneLayer(const Model& model, const ExpandedLayer& weights, int layer, AttentionCall* call, float* hidden,
-             std::int32_t* positions, int tokens)
+    OneLayer(const GgufModel& model, const ExpandedLayer& weights, int layer, AttentionCall* call,
+             float* hidden, std::int32_t* positions, int tokens)
         : context(graph_context(nodes_of_layer(model))) {
         ggml_tensor* h = external(context.get(), GGML_TYPE_F32, model.parameters().hidden, tokens, hidden);
         ggml_tensor* p = external(context.get(), GGML_TYPE_I32, tokens, 1, positions);
@@ -245,14 +245,14 @@ void drop_unseen(RaggedCache& cache, const AttentionCall& call, std::uint32_t po
 }  // namespace
 
 struct LayerGraph::State {
-    const Model& model;
+    const GgufModel& model;
     Compute& compute;
     ggml_gallocr_ptr allocator = graph_allocator();
     AttentionScratch scratch = {};
     std::vector<std::int32_t> positions = {};
 };
 
-LayerGraph::LayerGraph(const Model& model, Compute& compute) : state_(new State{model, compute}) {}
+LayerGraph::LayerGraph(const GgufModel& model, Compute& compute) : state_(new State{model, compute}) {}
 LayerGraph::~LayerGraph() = default;
 
 void LayerGraph::run(const ExpandedLayer& weights, int layer, float* hidden, int tokens,
@@ -275,7 +275,7 @@ void LayerGraph::run(const ExpandedLayer& weights, int layer, float* hidden, int
     state.compute.run(one.graph);
 }
 
-std::size_t LayerGraph::bytes_for(const Model& model, int tokens, int threads) {
+std::size_t LayerGraph::bytes_for(const GgufModel& model, int tokens, int threads) {
     const HyperParameters& p = model.parameters();
     AttentionCall call;
     call.heads = p.heads;
@@ -292,7 +292,7 @@ std::size_t LayerGraph::bytes_for(const Model& model, int tokens, int threads) {
 }
 
 struct DecoderGraph::State {
-    const Model& model;
+    const GgufModel& model;
     Compute& compute;
     ggml_gallocr_ptr allocator = graph_allocator();
     AttentionScratch scratch = {};
@@ -344,7 +344,7 @@ struct DecoderGraph::State {
     }
 };
 
-DecoderGraph::DecoderGraph(const Model& model, Compute& compute) : state_(new State{model, compute}) {
+DecoderGraph::DecoderGraph(const GgufModel& model, Compute& compute) : state_(new State{model, compute}) {
     state_->calls = std::make_unique<AttentionCall[]>(std::size_t(model.parameters().layers));
 }
 DecoderGraph::~DecoderGraph() = default;
@@ -373,7 +373,8 @@ std::span<const float> DecoderGraph::run(std::span<const int> tokens, RaggedCach
     std::iota(positions, positions + tokens.size(), std::int32_t(first));
     state.compute.run(state.graph);
     for (std::size_t l = 0; l < layers && recording.queries != nullptr; ++l)
-        std::copy_n(state.queries.data() + ((l + 1) * count - 1) * row, row, recording.queries + l * row);
+        std::copy_n(state.queries.data() + ((l + 1) * count - recording.tokens) * row, recording.tokens * row,
+                    recording.queries + l * recording.tokens * row);
     for (std::size_t l = 0; l < state.hidden.size(); ++l) {
         const std::size_t width = std::size_t(state.hidden[l]->ne[0]);
         std::copy_n(static_cast<const float*>(state.hidden[l]->data) + (count - 1) * width, width,
@@ -382,7 +383,7 @@ std::span<const float> DecoderGraph::run(std::span<const int> tokens, RaggedCach
     return {static_cast<const float*>(state.result->data), std::size_t(state.result->ne[0])};
 }
 
-Rotation measure_rotation(const Model& model, Compute& compute, int layer) {
+Rotation measure_rotation(const GgufModel& model, Compute& compute, int layer) {
     const HyperParameters& p = model.parameters();
     Rotation rotation;
     if (!p.rotates(layer)) return rotation;
@@ -413,7 +414,7 @@ Rotation measure_rotation(const Model& model, Compute& compute, int layer) {
     return rotation;
 }
 
-std::vector<float> final_logits(const Model& model, Compute& compute, float* hidden) {
+std::vector<float> final_logits(const GgufModel& model, Compute& compute, float* hidden) {
     const ggml_context_ptr context = graph_context(nodes_of_layer(model));
     ggml_tensor* input = external(context.get(), GGML_TYPE_F32, model.parameters().hidden, 1, hidden);
     ggml_tensor* result = Builder(context.get(), model).logits(input);

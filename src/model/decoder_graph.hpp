@@ -16,7 +16,7 @@ namespace holdfast {
 // Runs one layer over some tokens, with expanded weights: prefill, layer by layer.
 class LayerGraph {
   public:
-    LayerGraph(const Model& model, Compute& compute);
+    LayerGraph(const GgufModel& model, Compute& compute);
     ~LayerGraph();
 
     // hidden [tokens, hidden], updated in place: `tokens` tokens from first_position on, whose entries the
@@ -25,23 +25,24 @@ class LayerGraph {
              RaggedCache& cache, float* queries = nullptr);
 
     // Memory that a run over `tokens` tokens takes.
-    static std::size_t bytes_for(const Model& model, int tokens, int threads);
+    static std::size_t bytes_for(const GgufModel& model, int tokens, int threads);
 
   private:
     struct State;
     std::unique_ptr<State> state_;
 };
 
-// What to write down of a run's last token, or null.
+// What to write down of a run, or null.
 struct Recording {
-    float* queries = nullptr;  // [layers, heads, head_dim], rotated
-    float* hidden = nullptr;   // [layers, hidden], behind each layer
+    float* queries = nullptr;  // of the last `tokens` tokens [layers, tokens, heads, head_dim], rotated
+    float* hidden = nullptr;   // of the last token [layers, hidden], behind each layer
+    std::size_t tokens = 1;
 };
 
 // Runs all layers over some tokens, with the weights as they are in the file: questions and answers.
 class DecoderGraph {
   public:
-    DecoderGraph(const Model& model, Compute& compute);
+    DecoderGraph(const GgufModel& model, Compute& compute);
     ~DecoderGraph();
 
     // Appends the tokens to the cache, at its next positions, and returns the logits after the last one
@@ -54,9 +55,9 @@ class DecoderGraph {
 };
 
 // A layer's rotation, as ggml computes it at position 1.
-Rotation measure_rotation(const Model& model, Compute& compute, int layer);
+Rotation measure_rotation(const GgufModel& model, Compute& compute, int layer);
 
 // The logits [vocabulary] of one token's hidden state after the last layer [hidden].
-std::vector<float> final_logits(const Model& model, Compute& compute, float* hidden);
+std::vector<float> final_logits(const GgufModel& model, Compute& compute, float* hidden);
 
 }  // namespace holdfast

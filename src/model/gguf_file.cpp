@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 
 namespace holdfast {
 

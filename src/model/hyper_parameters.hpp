@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "holdfast/options.hpp"
 #include "model/gguf_file.hpp"
 
 namespace holdfast {
@@ -89,15 +90,6 @@ struct HyperParameters {
 
 // Reads and checks them; throws Error that names what is missing, inconsistent or not supported.
 HyperParameters read_hyper_parameters(const GgufFile& file);
-
-// How a model is to be used; what is unset is the file's own.
-struct ModelOptions {
-    std::uint32_t context_length = 0;
-    std::string rope_scaling;  // "none", "linear", "yarn"
-    float rope_scale = 0;      // the factor; 0: the file's, or what the context length needs
-
-    bool operator==(const ModelOptions&) const = default;
-};
 
 // A context larger than the file's needs scaling: the file's own linear or YaRN scaling, whose factor grows
 // to match, or that of the options. Throws Error (usage) for what can't be.

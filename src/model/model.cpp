@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "base/hash.hpp"
 
 namespace holdfast {
@@ -110,14 +110,14 @@ bool multiplies_in(ggml_backend_dev_t device, ggml_backend_buffer_type_t type, c
 
 }  // namespace
 
-Model::Model(const std::string& path, const ModelOptions& options)
+GgufModel::GgufModel(const std::string& path, const ModelOptions& options)
     : file_(path), options_(options), parameters_(read_hyper_parameters(file_)) {
     apply_options(parameters_, options);
     bind_tensors();
     repack();
 }
 
-void Model::bind_tensors() {
+void GgufModel::bind_tensors() {
     const HyperParameters& p = parameters_;
     TensorBinder bind(file_);
     views_.reset(ggml_init({ggml_tensor_overhead() * std::size_t(p.layers) * 12, nullptr, true}));
@@ -140,7 +140,7 @@ void Model::bind_tensors() {
     bind.refuse_unused();
 }
 
-LayerWeights Model::bind_layer(TensorBinder& bind, int index) {
+LayerWeights GgufModel::bind_layer(TensorBinder& bind, int index) {
     const HyperParameters& p = parameters_;
     const Architecture& a = p.architecture;
     const int query = p.heads * p.head_dim, key = p.kv_heads * p.head_dim;
@@ -201,7 +201,7 @@ LayerWeights Model::bind_layer(TensorBinder& bind, int index) {
 }
 
 // Those that few tokens are multiplied with.
-std::vector<Linear*> Model::matrices() {
+std::vector<Linear*> GgufModel::matrices() {
     std::vector<Linear*> all = {&output};
     for (LayerWeights& w : layers)
         for (Linear* linear : {&w.query, &w.key, &w.value, &w.output, &w.gate, &w.up, &w.down, &w.shared_gate,
@@ -211,7 +211,7 @@ std::vector<Linear*> Model::matrices() {
 }
 
 // Copies matrices into the CPU's own layouts where ggml has one for their type and this processor.
-void Model::repack() {
+void GgufModel::repack() {
     ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     auto* extra_types =
         reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(ggml_backend_reg_get_proc_address(
@@ -249,14 +249,14 @@ void Model::repack() {
     }
 }
 
-std::size_t Model::repacked_bytes() const {
+std::size_t GgufModel::repacked_bytes() const {
     std::size_t bytes = 0;
     for (const ggml_backend_buffer_ptr& buffer : repacked_buffers_)
         bytes += ggml_backend_buffer_get_size(buffer.get());
     return bytes;
 }
 
-std::string Model::fingerprint() const {
+std::string GgufModel::fingerprint() const {
     const HyperParameters& p = parameters_;
     Hash hash;
     const auto add = [&](const void* data, std::size_t bytes) { hash.add(data, bytes); };
@@ -290,7 +290,7 @@ std::string Model::fingerprint() const {
     return hash.hex();
 }
 
-void Model::embed(int token, float* to) const {
+void GgufModel::embed(int token, float* to) const {
     read_row(embedding, token, to);
     if (parameters_.embedding_scale != 1)
         for (int i = 0; i < parameters_.hidden; ++i) to[i] *= parameters_.embedding_scale;
@@ -327,10 +327,22 @@ std::size_t row_scratch(const LayerWeights& w) {
 
 }  // namespace
 
-void ExpandedLayer::expand(const Model& model, int layer, Compute& compute) {
+void ExpandedLayer::expand(const GgufModel& model, int layer, Compute& compute) {
     const LayerWeights& weights = model.layers[std::size_t(layer)];
-    const std::size_t bytes = set_shapes(weights) * sizeof(float);
-    buffer_.reserve(bytes);
+    expand(weights, pairs(weights), compute);
+}
+
+void ExpandedLayer::expand_output(const GgufModel& model, int layer, Compute& compute) {
+    const LayerWeights& weights = model.layers[std::size_t(layer)];
+    const Pair pair{&output, &weights.output};
+    expand(weights, {&pair, 1}, compute);
+}
+
+void ExpandedLayer::expand(const LayerWeights& weights, std::span<const Pair> pairs, Compute& compute) {
+    std::size_t elements = 0;
+    for (const auto& [packed, linear] : pairs)
+        elements += PackedMatrix::elements(linear->outputs(), linear->inputs());
+    buffer_.reserve(elements * sizeof(float));
     const std::size_t scratch = row_scratch(weights);
     const std::size_t scratch_bytes = scratch * sizeof(float) * std::size_t(compute.threads());
     scratch_.reserve(scratch_bytes);
@@ -342,8 +354,8 @@ void ExpandedLayer::expand(const Model& model, int layer, Compute& compute) {
     };
     std::vector<Panel> panels;
     float* next = buffer_.as<float>();
-    for (const auto& [packed, linear] : pairs(weights)) {
-        packed->panels = next;
+    for (const auto& [packed, linear] : pairs) {
+        *packed = {next, linear->outputs(), linear->inputs()};
         for (int i = 0; i < packed->panel_count(); ++i) panels.push_back({linear, next, i});
         next += PackedMatrix::elements(linear->outputs(), linear->inputs());
     }
@@ -356,7 +368,7 @@ void ExpandedLayer::expand(const Model& model, int layer, Compute& compute) {
     });
 }
 
-std::size_t ExpandedLayer::bytes_for(const Model& model, int threads) {
+std::size_t ExpandedLayer::bytes_for(const GgufModel& model, int threads) {
     const LayerWeights& first = model.layers.front();
     ExpandedLayer shapes;
     return (shapes.set_shapes(first) + row_scratch(first) * std::size_t(threads)) * sizeof(float);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,9 +44,9 @@ struct LayerWeights {
 };
 
 // A GGUF model, its weights mapped.
-class Model {
+class GgufModel {
   public:
-    explicit Model(const std::string& path, const ModelOptions& options = {});
+    explicit GgufModel(const std::string& path, const ModelOptions& options = {});
 
     const std::string& path() const { return file_.path(); }
     const HyperParameters& parameters() const { return parameters_; }
@@ -83,11 +84,12 @@ class Model {
 // One layer's matrices, expanded to fp32 panels: what products with many tokens use.
 class ExpandedLayer {
   public:
-    void expand(const Model& model, int layer, Compute& compute);
+    void expand(const GgufModel& model, int layer, Compute& compute);
+    void expand_output(const GgufModel& model, int layer, Compute& compute);  // that of attention alone
 
     // Sets the matrices' shapes alone; returns the floats that their panels take together.
     std::size_t set_shapes(const LayerWeights& weights);
-    static std::size_t bytes_for(const Model& model, int threads);
+    static std::size_t bytes_for(const GgufModel& model, int threads);
 
     // Without a matrix where the layer has none. Experts are multiplied as they are in the file: all of a
     // layer's at once in fp32 can be more than the model.
@@ -99,6 +101,7 @@ class ExpandedLayer {
         const Linear* linear;
     };
     std::vector<Pair> pairs(const LayerWeights& weights);
+    void expand(const LayerWeights& weights, std::span<const Pair> pairs, Compute& compute);
 
     Buffer buffer_;
     Buffer scratch_;  // [threads][32, most inputs]

@@ -4,7 +4,7 @@
 #include <array>
 #include <exception>
 
-#include "base/error.hpp"
+#include "holdfast/error.hpp"
 #include "chat.h"
 #include "llama.h"
 #include "text/utf8.hpp"
@@ -21,6 +21,7 @@ struct Tokenizer::State {
     common_chat_templates_ptr templates;  // null: the file has none
     std::array<int, 256> byte_tokens;     // -1 where the vocabulary has none
     std::string before, behind = "\n";    // of the user's text in its turn
+    std::string between;                  // an answer and the user's next text; empty: not known
     bool puts_space = false;              // in front of what is tokenized by itself (SentencePiece)
     std::vector<int> line_break;          // the tokens of "\n" by itself
 
@@ -47,28 +48,56 @@ struct Tokenizer::State {
         return {tokens.begin() + std::ptrdiff_t(line_break.size()), tokens.end()};
     }
 
-    // Renders the template once, around a mark that stands for the user's text.
-    void find_turn() {
-        if (!templates) return;
-        // Letters alone, so that no template trims or escapes them.
-        const std::string mark = "HOLDFASTuserHOLDFASTturnHOLDFAST";
-        common_chat_msg message;
-        message.role = "user";
-        message.content = mark;
+    // The template's text around these, which the user and the model say in turn, up to where the model's
+    // next answer starts; empty if it doesn't repeat each exactly once.
+    std::vector<std::string> render(const std::vector<std::string>& said) const {
         common_chat_templates_inputs inputs;
-        inputs.messages = {message};
+        for (std::size_t i = 0; i < said.size(); ++i) {
+            common_chat_msg message;
+            message.role = i % 2 == 0 ? "user" : "assistant";
+            message.content = said[i];
+            inputs.messages.push_back(message);
+        }
         inputs.add_generation_prompt = true;
-        std::string prompt;
+        const std::string prompt = common_chat_templates_apply(templates.get(), inputs).prompt;
+        std::vector<std::string> parts;
+        std::size_t begin = 0;
+        for (const std::string& mark : said) {
+            const std::size_t at = prompt.find(mark);
+            if (at == std::string::npos || at < begin || prompt.find(mark, at + 1) != std::string::npos)
+                return {};
+            parts.push_back(prompt.substr(begin, at - begin));
+            begin = at + mark.size();
+        }
+        parts.push_back(prompt.substr(begin));
+        return parts;
+    }
+
+    // Renders the template around marks that stand for what is said: letters alone, so that no template trims
+    // or escapes them.
+    void find_turns() {
+        if (!templates) {
+            between = "\n\n";
+            return;
+        }
+        const std::string first = "HOLDFASTuserHOLDFASTturnHOLDFAST";
         try {
-            prompt = common_chat_templates_apply(templates.get(), inputs).prompt;
+            const std::vector<std::string> parts = render({first});
+            if (parts.empty())
+                throw Error("the model's chat template doesn't repeat the user's text exactly once");
+            before = parts[0];
+            behind = parts[1];
+        } catch (const Error&) {
+            throw;
         } catch (const std::exception& error) {
             throw Error(std::string("the model's chat template failed: ") + error.what());
         }
-        const std::size_t at = prompt.find(mark);
-        if (at == std::string::npos || prompt.find(mark, at + 1) != std::string::npos)
-            throw Error("the model's chat template doesn't repeat the user's text exactly once");
-        before = prompt.substr(0, at);
-        behind = prompt.substr(at + mark.size());
+        try {
+            const std::vector<std::string> parts =
+                render({first, "HOLDFASTsaidHOLDFAST", "HOLDFASTnextHOLDFAST"});
+            if (!parts.empty()) between = parts[2];
+        } catch (const std::exception&) {  // next_turn() says so when somebody wants one
+        }
     }
 };
 
@@ -87,7 +116,7 @@ Tokenizer::Tokenizer(const std::string& model_path) : state_(new State) {
             throw Error("'" + model_path + "': its chat template can't be parsed: " + error.what());
         }
     }
-    state_->find_turn();
+    state_->find_turns();
     state_->line_break = state_->tokenize("\n", false);
     const std::vector<int> letter = state_->tokenize("a", false);
     state_->puts_space = !letter.empty() && piece(letter.front()).starts_with(' ');
@@ -158,6 +187,14 @@ Prompt Tokenizer::prompt(std::string_view document, std::string_view question) c
     std::string text(document);
     while (!text.ends_with("\n\n")) text += '\n';
     return {opening(text), tokenize(question, true), state_->tokenize_on(state_->behind, true)};
+}
+
+Prompt Tokenizer::next_turn(std::string_view question) const {
+    if (state_->between.empty())
+        throw Error("the model's chat template has no place for a second turn behind an answer");
+    const std::vector<int> opening = state_->tokenize_on(state_->between, true);
+    const bool goes_on = opening.empty() || !llama_vocab_is_control(state_->vocab, opening.back());
+    return {opening, tokenize(question, goes_on), state_->tokenize_on(state_->behind, true)};
 }
 
 Prompt Tokenizer::exact_prompt(std::string_view context, std::string_view question, bool chat) const {

@@ -38,6 +38,10 @@ class Tokenizer {
     // Neither can open a turn. The document ends with an empty line before the question.
     Prompt prompt(std::string_view document, std::string_view question) const;
 
+    // A further turn of the user, behind an answer: what closes the answer and opens the turn (context), the
+    // question, and the ending. Throws Error for a chat template that has no place for a second turn.
+    Prompt next_turn(std::string_view question) const;
+
     // Both exactly as they are, nothing in between. chat: as a user's turn, which needs a chat template;
     // otherwise nothing stands before or behind them but what begins every text.
     Prompt exact_prompt(std::string_view context, std::string_view question, bool chat) const;

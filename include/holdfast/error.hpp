@@ -4,10 +4,12 @@
 #include <stdexcept>
 #include <string>
 
+#include "holdfast/export.h"
+
 namespace holdfast {
 
 // Says what was wrong, with which input, and what to do about it.
-class Error : public std::runtime_error {
+class HOLDFAST_API Error : public std::runtime_error {
   public:
     enum class Kind {
         usage,        // the request can't be meant as written; exit code 2
