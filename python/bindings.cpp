@@ -40,7 +40,7 @@ Budget budget_of(const py::object& budget) {
 
 Context compress(const Model& model, const std::string& document, const std::string& method,
                  const py::object& budget, const py::dict& settings, const std::string& question,
-                 const std::function<bool(double)>& progress) {
+                 const py::object& progress) {
     const Method chosen = method_of(method, settings);
     const Budget amount = chosen.keeps_all() ? Budget::everything() : budget_of(budget);
     CompressOptions options;
@@ -48,7 +48,7 @@ Context compress(const Model& model, const std::string& document, const std::str
     options.progress = [&](const ReadProgress& p) {
         if (signalled()) return false;
         const py::gil_scoped_acquire lock;
-        return !progress || progress(p.share());
+        return progress.is_none() || !progress(p.share()).is(py::bool_(false));
     };
     const py::gil_scoped_release unlock;
     return model.compress(document, chosen, amount, options);
@@ -61,16 +61,27 @@ Context load(const std::string& path, const Model* model) {
     return Model(info.model_path, info.model_options, 0, signalled).load(path);
 }
 
+struct Talk {
+    Session session;
+    int turn = 0;  // asked so far
+};
+
 // The pieces of one answer.
 struct Pieces {
-    py::object session;
+    py::object talk;
+    int turn;
     int most;
     std::string next() {
-        auto& session_ = session.cast<Session&>();
-        std::string text;
-        while (most-- > 0) {
+        auto& [session, current] = talk.cast<Talk&>();
+        if (turn == current) {
             const py::gil_scoped_release unlock;
-            if (!session_.next(text)) break;
+            std::string text;
+            while (most-- > 0) {
+                if (!session.next(text)) break;
+                if (!text.empty()) return text;
+            }
+            turn = -1;  // over
+            text = session.end();
             if (!text.empty()) return text;
         }
         throw py::stop_iteration();
@@ -120,7 +131,8 @@ PYBIND11_MODULE(_core, module) {
     py::class_<Context>(module, "Context")
         .def_static("compress", compress, py::arg("model"), py::arg("document"),
                     py::arg("method") = "layer-defensive", py::arg("budget") = "20%", py::kw_only(),
-                    py::arg("settings") = py::dict(), py::arg("question") = "", py::arg("progress") = nullptr)
+                    py::arg("settings") = py::dict(), py::arg("question") = "",
+                    py::arg("progress") = py::none())
         .def_static("load", load, py::arg("path"), py::arg("model") = nullptr)
         .def(
             "save",
@@ -142,7 +154,7 @@ PYBIND11_MODULE(_core, module) {
         .def(
             "session",
             [](const Context& context, float temperature, std::uint64_t seed, int threads) {
-                return context.session({{temperature, seed}, threads});
+                return Talk{context.session({{temperature, seed}, threads})};
             },
             py::kw_only(), py::arg("temperature") = 0.0f, py::arg("seed") = 0, py::arg("threads") = 0)
         .def_property_readonly("model", &Context::model)
@@ -177,39 +189,42 @@ PYBIND11_MODULE(_core, module) {
             return counts;
         });
 
-    py::class_<Session>(module, "Session")
+    py::class_<Talk>(module, "Session")
         .def(
             "ask",
-            [](Session& session, const std::string& question, int tokens) {
-                return session.ask(question, tokens).text;
+            [](Talk& talk, const std::string& question, int tokens) {
+                ++talk.turn;
+                return talk.session.ask(question, tokens).text;
             },
             py::arg("question"), py::arg("tokens") = 256, Unlocked())
         .def(
             "generate",
             [](const py::object& self, const std::string& question, int tokens) {
-                auto& session = self.cast<Session&>();
-                const py::gil_scoped_release unlock;
-                session.begin(question);
-                const py::gil_scoped_acquire lock;
-                return Pieces{self, tokens};
+                auto& [session, turn] = self.cast<Talk&>();
+                ++turn;
+                {
+                    const py::gil_scoped_release unlock;
+                    session.begin(question);
+                }
+                return Pieces{self, turn, tokens};
             },
             py::arg("question"), py::arg("tokens") = 256)
         .def(
             "limit",
-            [](Session& session, const py::object& budget, const std::string& method,
-               const py::dict& settings) {
+            [](Talk& talk, const py::object& budget, const std::string& method, const py::dict& settings) {
                 const Method chosen = method_of(method, settings);
                 const Budget amount = budget_of(budget);
                 const py::gil_scoped_release unlock;
-                session.limit(chosen, amount);
+                talk.session.limit(chosen, amount);
             },
             py::arg("budget"), py::arg("method") = "layer-defensive", py::kw_only(),
             py::arg("settings") = py::dict())
-        .def("context", &Session::context, Unlocked())
-        .def_property_readonly("tokens", &Session::tokens)
-        .def_property_readonly("bytes", &Session::bytes)
-        .def_property_readonly("kept_mean", &Session::kept_mean)
-        .def_property_readonly("note", &Session::note);
+        .def(
+            "context", [](Talk& talk) { return talk.session.context(); }, Unlocked())
+        .def_property_readonly("tokens", [](const Talk& talk) { return talk.session.tokens(); })
+        .def_property_readonly("bytes", [](const Talk& talk) { return talk.session.bytes(); })
+        .def_property_readonly("kept_mean", [](const Talk& talk) { return talk.session.kept_mean(); })
+        .def_property_readonly("note", [](const Talk& talk) { return talk.session.note(); });
 
     py::class_<Pieces>(module, "Pieces")
         .def("__iter__", [](py::object self) { return self; })

@@ -12,7 +12,7 @@ flags=(-DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON -DGGM
        -DLLAMA_BUILD_COMMON=ON -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF
        -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_OPENSSL=OFF
        -DLLAMA_LLGUIDANCE=OFF -DCMAKE_POSITION_INDEPENDENT_CODE=ON)
-key="$({ echo "$source_tree" "${flags[@]}"; ${CXX:-c++} --version | head -n 1
+key="$({ echo "$source_tree" "${flags[@]}"; ${CXX:-c++} --version | head -n 1 | sed "s,^[^ ]*,c++,"
          grep -m 1 -E '^(flags|Features)' /proc/cpuinfo; } | sha256sum | cut -c1-12)"
 build="$cache/llama-build-$key"
 

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Installs the Debian packages of packages.txt that are missing. Without root or
-# apt-get it names them and stops, so that somebody who may can install them.
+# install-packages.sh [test]: installs the Debian packages of packages.txt (and test-packages.txt) that are
+# missing. Without root or apt-get it names them and stops, so that somebody who may can install them.
 set -euo pipefail
-list="$(dirname "$0")/packages.txt"
+lists=("$(dirname "$0")/packages.txt")
+[ "${1:-}" != test ] || lists+=("$(dirname "$0")/test-packages.txt")
 
 missing=()
 while read -r package; do
     dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
-done < <(grep -v '^#' "$list")
+done < <(cat "${lists[@]}" | grep -v '^#')
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then

@@ -6,8 +6,9 @@ name="$1" build="$2"; shift 2
 cmake -S . -B "$build" -G Ninja -DHOLDFAST_TESTS=ON "$@" >/dev/null
 cmake --build "$build"
 
-state="$( (find "$build/src" "$build/tests" -maxdepth 1 -type f -perm -u+x -print0 | sort -z | xargs -0 sha256sum
-           find tests -type f -print0 | sort -z | xargs -0 sha256sum) | sha256sum)"
+state="$( (find "$build/src" "$build/tests" "$build"/libholdfast.so -maxdepth 1 -perm -u+x -not -type d -print0
+           find cmake docs/contexts.md examples include tests -type f -not -path '*/__pycache__/*' -print0) |
+         sort -z | xargs -0 sha256sum | sha256sum)"
 if [ "$(cat "$build/tests.passed" 2>/dev/null)" = "$state" ]; then
     echo "$name: all tests passed before, and nothing has changed since"
     exit 0

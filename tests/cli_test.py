@@ -6,6 +6,7 @@ import os
 import pathlib
 import pty
 import re
+import select
 import signal
 import struct
 import subprocess
@@ -35,6 +36,13 @@ class Cli(unittest.TestCase):
         path = self.folder / name
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return path
+
+    # Ends with the test, however that ends.
+    def started(self, *arguments, **how):
+        process = subprocess.Popen(arguments, **how)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process
 
     def refused(self, result, code, *words):
         self.assertEqual(result.returncode, code, result.stderr)
@@ -327,6 +335,107 @@ class Cli(unittest.TestCase):
         self.refused(run("compress", "-f", self.document, "-o", self.folder / "book.txt"), 2, ".hfkv")
         self.refused(run("compress", "-f", self.document, "-o", self.folder / "none" / "book.hfkv"), 1, "none")
         self.refused(run("compress", "-f", self.document, "-o", book, "--kv-type", "q4"), 2, "q4", "q8_0")
+
+    # Breaks if turns don't see one another, a budget isn't kept, or a saved conversation isn't the one that was had.
+    def test_chat(self):
+        book, talk = self.folder / "book.hfkv", self.folder / "talk.hfkv"
+        run("compress", "-f", self.document, "--method", "full", "-o", book)
+        lines = ["What is the name of the keeper?", "/stats", "", "/budget 64", "What did I ask?", f"/save {talk}", "/exit", "x"]
+        first = run("chat", book, "-n", "12", input="\n".join(lines).encode())
+        self.assertEqual(first.returncode, 0, first.stderr)
+        alone = run("ask", book, "-n", "12", lines[0]).stdout
+        self.assertTrue(first.stdout.startswith(alone) and first.stdout != alone, first.stdout)
+        said = first.stderr.decode()
+        self.assertIn("budget    none", said)
+        self.assertIn("64 by layer-defensive; 64.0 tokens a head", said)
+        self.assertIn("of 1 turns", said)
+        info = run("info", talk).stdout.decode()
+        self.assertIn("layer-defensive at 64", info)
+        self.assertIn("conversation", info)
+        again = [run("chat", talk, "-n", "12", input=b"And the light?\n").stdout for _ in range(2)]
+        self.assertEqual(again[0], again[1])
+        cleared = run("chat", book, "-n", "12", input=b"Why?\n/clear\nWhat is the name of the keeper?\n")
+        self.assertTrue(cleared.stdout.endswith(b"\n" + alone), cleared.stdout)
+        self.assertTrue(run("chat", "-n", "5", input=b"Hello\n").stdout.strip())
+        for line, word in [(b"/what\n", b"/help"), (b"/budget 0\n", b"0"), (b"/save x\n", b".hfkv")]:
+            wrong = run("chat", book, input=line)
+            self.assertEqual((wrong.returncode, wrong.stdout), (2, b""), line)
+            self.assertIn(word, wrong.stderr)
+        self.refused(run("chat", book, "--method", "h2o", "--budget", "64"), 2, "h2o", "layer-defensive")
+
+    # Breaks if a context isn't compressed further, or the request isn't understood as written.
+    def test_recompress(self):
+        book, less = self.folder / "book.hfkv", self.folder / "less.hfkv"
+        run("compress", "-f", self.document, "--budget", "90%", "-o", book)
+        made = run("compress", "--recompress", book, "--budget", "60%", "-o", less)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        self.assertIn("layer-defensive at 60%", made.stdout.decode())
+        self.assertLess(less.stat().st_size, book.stat().st_size)
+        self.assertIn(str(self.document), run("info", less).stdout.decode())
+        self.refused(run("compress", "--recompress", book, "-f", self.document, "-o", less), 2, "--recompress")
+        self.refused(run("compress", "-o", less), 2, "--file")
+        self.refused(run("compress", "--recompress", book, "--method", "expected-attention", "-o", less), 2, "expected-attention")
+        self.refused(run("compress", "--recompress", book, "--method", "full", "-o", less), 2, "full")
+        self.refused(run("compress", "--recompress", self.document, "-o", less), 1, "document.txt")
+
+    # Breaks if a file's model that has moved isn't said where to look for.
+    def test_moved_model(self):
+        model, book = self.folder / "moved.gguf", self.folder / "book.hfkv"
+        model.write_bytes(MODEL.read_bytes())
+        run("compress", "-m", model, "-f", self.document, "-o", book)
+        model.unlink()
+        self.refused(run("ask", book, "Why?"), 1, "moved.gguf", "-m")
+        self.assertEqual(run("ask", book, "-m", MODEL, "-n", "3", "Why?").returncode, 0)
+
+    # Breaks if lines can't be edited, history is lost, or Ctrl-C costs the conversation.
+    def test_chat_on_a_terminal(self):
+        book = self.folder / "book.hfkv"
+        run("compress", "-f", self.document, "--method", "full", "-o", book)
+        environment = {**os.environ, "XDG_STATE_HOME": str(self.folder), "TERM": "xterm"}
+        parent, child = pty.openpty()
+        process = self.started(PROGRAM, "chat", book, "-n", "2000", stdin=child, stdout=child, stderr=child,
+                                   env=environment, start_new_session=True,
+                                   preexec_fn=lambda: fcntl.ioctl(0, 0x540E, 0))  # its controlling terminal
+        os.close(child)
+        seen = b""
+
+        def until(pattern, seconds=120):
+            nonlocal seen
+            end = time.monotonic() + seconds
+            while not (found := re.search(pattern, seen, re.DOTALL)):
+                self.assertLess(time.monotonic(), end, (pattern, seen))
+                if select.select([parent], [], [], 0.2)[0]:
+                    seen += os.read(parent, 4096)
+            seen = seen[found.end():]
+
+        prompt = rb".*\n> "  # the next one: lines end with a break, answers too
+        until(rb"/help lists commands.*> ")
+        os.write(parent, b"/stazs\x7f\x7fts\n")  # mended with backspaces
+        until(rb"of 0 turns" + prompt)
+        os.write(parent, b"\x1b[A\n")  # the line before, once more
+        until(rb"of 0 turns" + prompt)
+        os.write(parent, "half a question, \u00e9".encode())
+        until("question, \u00e9".encode())
+        os.write(parent, b"\x03")
+        until(rb"\n> ")
+        os.write(parent, b"/nothing\n")
+        until(rb"no command '/nothing'" + prompt)
+        os.write(parent, b"Count from one to a thousand, in words.\n")
+        until(rb"words.\r\n.{20}")
+        os.write(parent, b"\x03")
+        until(rb"\(stopped\)" + prompt)
+        os.write(parent, b"/stats\n")
+        until(rb"tokens  " + prompt)
+        for _ in range(20):  # what comes before the line editor does is lost
+            os.write(parent, b"\x04")
+            time.sleep(0.5)
+            if process.poll() is not None:
+                break
+        self.assertEqual(process.returncode, 0)
+        os.close(parent)
+        history = self.folder / "holdfast" / "chat-history"
+        self.assertEqual(history.stat().st_mode & 0o77, 0)
+        self.assertIn("/nothing", history.read_text())
 
     # Breaks if a bad file crashes, passes, or isn't named.
     def test_failures(self):

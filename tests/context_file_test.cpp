@@ -252,7 +252,7 @@ class HostileFiles : public ContextFiles {
 TEST_F(HostileFiles, AreRefused) {
     const std::string content = save(read());
     EXPECT_EQ(refusal(changed(content, 0, 0, "{")), "");  // the helper itself changes nothing
-    EXPECT_NE(refusal(changed(content, -1, 8, number(2, 4))).find("version 2"), std::string::npos);
+    EXPECT_NE(refusal(changed(content, -1, 8, number(3, 4))).find("version 3"), std::string::npos);
     for (int section = 0; section < 5; ++section)
         for (const std::uint64_t value : {std::uint64_t(0), std::uint64_t(4096), ~std::uint64_t(0),
                                           ~std::uint64_t(0) - 4094, std::uint64_t(1) << 40})

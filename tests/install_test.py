@@ -59,7 +59,8 @@ class Installed(unittest.TestCase):
         run(self.program, "compress", "-f", self.folder / "document.txt", "--budget", "70%", "-o", context)
         text = run(program, MODEL, context, QUESTION)
         self.assertRegex(text, r"kept of \d+ tokens by layer:( \d+){30}\n")
-        self.assertIn("Ottoline", text)
+        asked = run(self.program, "ask", context, "-n", 32, QUESTION)
+        self.assertEqual(text.split("\n", 1)[1], asked)
         wrong = subprocess.run([program, MODEL, self.folder / "document.txt", QUESTION], capture_output=True, text=True)
         self.assertEqual(wrong.returncode, 1)
         self.assertIn("no context file", wrong.stderr)
@@ -88,8 +89,8 @@ class Installed(unittest.TestCase):
         self.assertEqual(complete("holdfast", "ask", "--bu"), {"--budget"})
         self.assertIn("layer-defensive", complete("holdfast", "ask", "-f", "x", "--method", "layer-"))
         self.assertEqual(complete("holdfast", "compress", "--kv-type", ""), {"f16", "q8_0"})
-        self.assertIn("CMakeLists.txt", set(run("bash", "-c", f"cd {ROOT}; source {script}; COMP_WORDS=(holdfast ask -f CMake); "
-                                                "COMP_CWORD=3; _holdfast; echo ${COMPREPLY[@]}").split()))
+        self.assertIn("CMakeLists.txt", set(run("bash", "-c", f"source {script}; COMP_WORDS=(holdfast ask -f CMake); "
+                                                "COMP_CWORD=3; _holdfast; echo ${COMPREPLY[@]}", cwd=ROOT).split()))
 
     def test_fish(self):
         script = self.prefix / "share/fish/vendor_completions.d/holdfast.fish"

@@ -23,8 +23,15 @@ constexpr const char* document =
     "Margaret. She carried slate until the railway came, and now she carries visitors in the summer.\n";
 constexpr const char* question = "What is the name of the lighthouse keeper?";
 
+#ifdef __SANITIZE_THREAD__
+constexpr int model_threads =
+    1;  // ggml isn't built with the sanitizer, which doesn't see how its threads meet
+#else
+constexpr int model_threads = 2;
+#endif
+
 const Model& model() {
-    static const Model one(default_model_path(), {}, 2);
+    static const Model one(default_model_path(), {}, model_threads);
     return one;
 }
 
@@ -134,10 +141,10 @@ TEST(Sessions, QuestionAwareContextsKnowTheirQuestion) {
 // Breaks if what a second compression keeps isn't what one from the beginning would have kept, where nothing
 // is gone yet: with methods that look at the same queries, the scores are the same but for rounding.
 TEST(Recompression, OfAFullContextIsTheFirstOne) {
-    std::ifstream file("examples/saltmere.txt");
+    std::ifstream file(HOLDFAST_SOURCE_DIR "/examples/saltmere.txt");
     std::string text(std::istreambuf_iterator<char>(file), {});
-    if (text.empty()) text = document;
-    text.resize(std::min<std::size_t>(text.size(), 2500));
+    ASSERT_FALSE(text.empty());
+    text.resize(testing::sanitized ? 1200 : 4000);
     const Context full = model().compress(text, Method::full());
     for (const char* name :
          {"layer-defensive", "critical-adakv", "snapkv", "tova", "knorm+ada", "streaming"}) {
@@ -199,7 +206,7 @@ TEST(Recompression, ConversationsStayWithinTheirLimit) {
     }
     const Context all = session.context();
     begin.push_back(all.tokens());
-    EXPECT_GT(all.tokens(), 2u * limit);
+    EXPECT_GT(all.tokens(), limit + 64u);
     std::vector<double> share;
     for (std::size_t turn = 0; turn < std::size(questions); ++turn) {
         std::size_t kept = 0;
@@ -219,7 +226,7 @@ TEST(Recompression, ConversationsStayWithinTheirLimit) {
     session.limit(Method::parse("layer-defensive"), Budget::everything());
     const double before = session.kept_mean();
     session.begin("Once more: what is granite?");
-    EXPECT_EQ(session.kept_mean(), before + session.tokens() - all.tokens());
+    EXPECT_NEAR(session.kept_mean(), before + session.tokens() - all.tokens(), 1e-6);
 }
 
 // Breaks if a budget that nothing can be chosen by empties short conversations.
@@ -246,6 +253,21 @@ TEST(Sessions, RefusedQuestionsLeaveNothing) {
     for (int i = 0; i < 300; ++i) many += "boat and ";
     EXPECT_THROW(session.begin(many), Error);
     EXPECT_EQ(session.tokens(), context.tokens());
+    // A limit drops entries while a question is read: they come back with the rest.
+    Session limited = context.session();
+    limited.limit(Method::parse("layer-defensive", {"window=8"}), tokens_a_head(60));
+    const double held = limited.kept_mean();
+    int nodes = 0;
+    const Model late(default_model_path(), {512, "", 0}, 2, [&] { return stop && ++nodes > 3000; });
+    Session late_session = late.compress(document, Method::full()).session();
+    late_session.limit(Method::parse("layer-defensive", {"window=8"}), tokens_a_head(60));
+    const std::string bytes_before = std::to_string(late_session.kept_mean());
+    stop = true;
+    EXPECT_THROW(late_session.begin(many.substr(0, 1500)), Error);
+    stop = false;
+    EXPECT_EQ(std::to_string(late_session.kept_mean()), bytes_before);
+    EXPECT_EQ(late_session.ask(question, 12).text, limited.ask(question, 12).text);
+    EXPECT_EQ(std::to_string(held), bytes_before);
     stop = true;
     EXPECT_THROW(session.begin(question), Error);
     stop = false;

@@ -144,18 +144,23 @@ class HOLDFAST_API Session {
     // may be empty in the middle of a character, and is false when the answer is over.
     void begin(const std::string& question);
     bool next(std::string& text);
+    // Ends the answer where it is; returns what was held back of an unfinished character, as U+FFFD, or
+    // nothing.
+    std::string end();
 
     // From now on the cache stays within the budget, but for one page (32 tokens) a head: what is beyond it
-    // is compressed at once, and what is added as it comes. A head keeps its window and 32 tokens more in any
-    // case. Budget::everything() lifts the limit. Throws Error (usage) as Context::compressed() does.
+    // is compressed at once, and what is added as it comes. Heads keep their window and 32 tokens more on
+    // average in any case. Budget::everything() lifts the limit. Throws Error (usage) as
+    // Context::compressed() does.
     void limit(const Method& method, const Budget& budget);
 
-    std::uint32_t tokens() const;  // read and said so far, the context's among them
+    std::uint32_t tokens() const;  // read and said so far, the context's among them; an answer's last one is
+                                   // read with what follows
     std::size_t bytes() const;     // of keys and values, the context's among them
     double kept_mean() const;      // entries of a KV head, sliding layers aside
     std::string note() const;      // where the limit couldn't be applied as written; otherwise empty
 
-    // All of it as a context: to be saved, or asked by sessions that part here.
+    // Ends the answer, and gives all of it as a context: to be saved, or asked by sessions that part here.
     Context context();
 
   private:
@@ -166,7 +171,7 @@ class HOLDFAST_API Session {
 };
 
 // What a context file says of itself, the path of its model among it; throws Error for what isn't one or is
-// damaged.
+// damaged, keys and values aside: load() looks at these.
 HOLDFAST_API ContextInfo read_context_info(const std::string& path);
 
 // The model that holdfast's set-up fetches.

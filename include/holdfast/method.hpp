@@ -123,7 +123,7 @@ struct LayerScores {
     const LayerShape& shape;
     double tokens_per_head = 0;  // n·ρ: the budget's kept tokens of a KV head on average
     Forced forced;
-    std::span<const float> scores;  // [kv_heads, tokens]
+    std::span<const float> scores;  // [kv_heads, tokens]; the lowest float where a head lacks the token
 };
 
 struct Allocation {

@@ -43,7 +43,7 @@ class Context:
     @staticmethod
     def compress(model: Model, document: str, method: str = "layer-defensive", budget: str | int = "20%", *,
                  settings: Mapping[str, object] = {}, question: str = "",
-                 progress: Callable[[float], bool] | None = None) -> Context:
+                 progress: Callable[[float], object] | None = None) -> Context:
         """budget: "20%" of the context, or tokens per KV head on average. settings: the method's parameters.
         question: not empty makes the compression question-aware. progress: gets the share that is read, and
         stops with False (KeyboardInterrupt)."""

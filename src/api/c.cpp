@@ -79,7 +79,8 @@ holdfast_status holdfast_model_open(const char* path, const holdfast_model_optio
         how.rope_scale = o.rope_scale;
         std::function<bool()> cancelled;
         if (o.cancelled != nullptr) cancelled = [o] { return o.cancelled(o.cancelled_data) != 0; };
-        given(model, "model") =
+        given(model, "model");
+        *model =
             new holdfast_model{holdfast::Model(&given(path, "path"), how, o.threads, std::move(cancelled))};
     });
 }
@@ -124,8 +125,8 @@ holdfast_status holdfast_compress(const holdfast_model* model, const char* docum
 holdfast_status holdfast_context_load(const holdfast_model* model, const char* path,
                                       holdfast_context** context) {
     return guarded([&] {
-        given(context, "context") =
-            new holdfast_context{given(model, "model").model.load(&given(path, "path"))};
+        given(context, "context");
+        *context = new holdfast_context{given(model, "model").model.load(&given(path, "path"))};
     });
 }
 
@@ -141,7 +142,8 @@ holdfast_status holdfast_context_save(const holdfast_context* context, const cha
 holdfast_status holdfast_context_compress(const holdfast_context* context, const char* method,
                                           const char* budget, holdfast_context** compressed) {
     return guarded([&] {
-        given(compressed, "compressed") = new holdfast_context{
+        given(compressed, "compressed");
+        *compressed = new holdfast_context{
             given(context, "context").context.compressed(method_of(method), budget_of(budget))};
     });
 }
@@ -160,8 +162,9 @@ holdfast_status holdfast_context_kept(const holdfast_context* context, int layer
                                       const uint32_t** positions, size_t* count) {
     return guarded([&] {
         const auto kept = given(context, "context").context.kept(layer, kv_head);
-        given(count, "count") = kept.size();
+        given(count, "count");
         given(positions, "positions") = kept.data();
+        *count = kept.size();
     });
 }
 
@@ -170,7 +173,8 @@ holdfast_status holdfast_session_open(const holdfast_context* context,
     return guarded([&] {
         holdfast::SessionOptions how;
         if (options != nullptr) how = {{options->temperature, options->seed}, options->threads};
-        given(session, "session") = new holdfast_session{given(context, "context").context.session(how), {}};
+        given(session, "session");
+        *session = new holdfast_session{given(context, "context").context.session(how), {}};
     });
 }
 
@@ -194,7 +198,8 @@ holdfast_status holdfast_session_limit(holdfast_session* session, const char* me
 
 holdfast_status holdfast_session_context(holdfast_session* session, holdfast_context** context) {
     return guarded([&] {
-        given(context, "context") = new holdfast_context{given(session, "session").session.context()};
+        given(context, "context");
+        *context = new holdfast_context{given(session, "session").session.context()};
     });
 }
 

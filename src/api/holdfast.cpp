@@ -20,14 +20,13 @@ struct Model::State {
     Tokenizer tokenizer;
     std::function<bool()> cancelled;
     mutable Compute compute;  // takes one task after another
-    std::string fingerprint;
 
     State(const std::string& path, const ModelOptions& options, int threads, std::function<bool()> stop)
         : model(path, options),
           tokenizer(path),
           cancelled(std::move(stop)),
-          compute(threads > 0 ? threads : int(std::max(1u, std::thread::hardware_concurrency())), cancelled),
-          fingerprint(model.fingerprint()) {}
+          compute(threads > 0 ? threads : int(std::max(1u, std::thread::hardware_concurrency())), cancelled) {
+    }
 
     const HyperParameters& parameters() const { return model.parameters(); }
 };
@@ -41,8 +40,9 @@ struct Context::State {
 };
 
 struct Session::State {
-    std::shared_ptr<const Context::State> context;
-    const Model::State& model = *context->model;
+    std::shared_ptr<const Model::State> shared_model;
+    const Model::State& model = *shared_model;
+    ContextInfo info;  // of the context, and of what was done to it since
     std::optional<Compute> own_compute;
     Compute& compute;
     DecoderGraph decoder;
@@ -60,27 +60,33 @@ struct Session::State {
     int answer_tokens = 0;
     Utf8Stream stream = {};
 
-    State(std::shared_ptr<const Context::State> of, const SessionOptions& options)
-        : context(std::move(of)),
+    State(const Context::State& context, const SessionOptions& options)
+        : shared_model(context.model),
+          info(context.info),
           compute(options.threads > 0 ? own_compute.emplace(options.threads, model.cancelled)
                                       : model.compute),
           decoder(model.model, compute),
-          cache(context->cache),
-          tokens(context->tokens),
+          cache(context.cache),
+          tokens(context.tokens),
           sampler(options.sampling),
-          conversation(context->info.conversation) {}
+          conversation(info.conversation) {}
 
     // The limit, or what a head needs at least: the window, and a page of chosen tokens. Less would drop the
     // first tokens, which attention leans on, from short conversations.
     CompressionRequest effective_limit() const {
         const double least = double(limit->method.settings().window) + page_tokens;
-        if (limit->budget.tokens_per_head(std::uint32_t(tokens.size())) >= least) return *limit;
+        const Budget& budget = limit->budget;
+        if ((budget.fraction ? budget.tokens_per_head(std::uint32_t(tokens.size())) : budget.value) >= least)
+            return *limit;
         return {limit->method, {least, false}};
     }
 
     void compress(const CompressionRequest& request) {
         if (!recompressor) recompressor.emplace(model.model, compute, decoder);
         note = recompressor->compress(tokens, cache, request);
+        info.method = request.method.name();
+        info.explanation = request.method.explain();
+        info.budget = request.budget.name();
     }
 
     void compress_to_limit() {
@@ -128,7 +134,6 @@ struct Session::State {
 
     std::vector<int> question_tokens(const std::string& question) const {
         const Tokenizer& tokenizer = model.tokenizer;
-        const ContextInfo& info = context->info;
         std::vector<int> result;
         const auto add = [&](const std::vector<int>& part) {
             result.insert(result.end(), part.begin(), part.end());
@@ -163,7 +168,7 @@ const std::string& Model::path() const {
     return state_->model.path();
 }
 const std::string& Model::fingerprint() const {
-    return state_->fingerprint;
+    return state_->model.fingerprint();
 }
 std::uint32_t Model::context_length() const {
     return state_->parameters().context_length;
@@ -285,14 +290,14 @@ void Context::save(const std::string& path, KvType type) const {
 
 Context Context::compressed(const Method& method, const Budget& budget) const {
     check_recompression(method);
+    if (method.keeps_all() || (budget.fraction && budget.value >= 1)) return *this;
     Session session = this->session();
-    session.state_->limit = {method, budget};
     session.state_->compress({method, budget});
     return session.context();
 }
 
 Session Context::session(const SessionOptions& options) const {
-    return Session(std::make_unique<Session::State>(state_, options));
+    return Session(std::make_unique<Session::State>(*state_, options));
 }
 
 // ---- Session
@@ -310,12 +315,18 @@ void Session::begin(const std::string& question) {
     check_room(state.cache, tokens.size() + (state.said_is_unread() ? 1 : 0),
                state.model.parameters().context_length);
     state.read_said();
-    const std::size_t before = state.tokens.size();
+    // As if it had not been asked, if it fails: what a limit or a sliding window drops meanwhile, too.
+    RaggedCache before(state.cache);
+    const std::size_t count = state.tokens.size();
+    const ContextInfo info = state.info;
+    const std::string note = state.note;
     try {
         state.read(tokens);
-    } catch (...) {  // as if it had not been asked
-        state.cache.truncate(std::uint32_t(before));
-        state.tokens.resize(before);
+    } catch (...) {
+        state.cache.take(before);
+        state.tokens.resize(count);
+        state.info = info;
+        state.note = note;
         throw;
     }
     state.conversation = true;
@@ -329,7 +340,14 @@ bool Session::next(std::string& text) {
     text.clear();
     if (!state.answering) return false;
     const bool room = state.cache.next_position() < state.model.parameters().context_length;
-    if (room) state.read_said();
+    if (room) {
+        try {
+            state.read_said();
+        } catch (...) {
+            state.answering = false;
+            throw;
+        }
+    }
     if (room || !state.said) {
         const int token = state.sampler.choose(state.logits);
         state.said = token;
@@ -339,9 +357,13 @@ bool Session::next(std::string& text) {
             return true;
         }
     }
-    state.answering = false;
-    text = state.stream.finish();
+    text = end();
     return !text.empty();
+}
+
+std::string Session::end() {
+    state_->answering = false;
+    return state_->stream.finish();
 }
 
 Answer Session::ask(const std::string& question, int most_tokens,
@@ -355,10 +377,10 @@ Answer Session::ask(const std::string& question, int most_tokens,
         return !on_text || text.empty() || on_text(text);
     };
     std::string text;
-    while (state_->answer_tokens < most_tokens && next(text) && emit(text)) {
-    }
-    if (state_->answering) emit(state_->stream.finish());
-    state_->answering = false;
+    bool wanted = true;
+    while (wanted && state_->answer_tokens < most_tokens && next(text)) wanted = emit(text);
+    const std::string rest = end();
+    if (wanted) emit(rest);
     answer.tokens = state_->answer_tokens;
     answer.answer_seconds = watch.seconds() - answer.question_seconds;
     return answer;
@@ -372,6 +394,7 @@ void Session::limit(const Method& method, const Budget& budget) {
         state.note.clear();
         return;
     }
+    state.answering = false;  // its logits go
     const std::optional<CompressionRequest> before = state.limit;
     state.limit = {method, budget};
     try {
@@ -381,7 +404,7 @@ void Session::limit(const Method& method, const Budget& budget) {
         state.limit = before;
         throw;
     }
-    state.answering = false;  // its logits are gone
+    state.cache.defragment();
 }
 
 std::uint32_t Session::tokens() const {
@@ -402,26 +425,19 @@ Context Session::context() {
     State& state = *state_;
     state.answering = false;
     state.read_said();
-    ContextInfo info = state.context->info;
-    if (state.limit) {
-        info.method = state.limit->method.name();
-        info.explanation = state.limit->method.explain();
-        info.budget = state.limit->budget.name();
-    }
+    ContextInfo info = state.info;
     info.conversation = state.conversation;
     complete_info(info, state.model.model, std::uint32_t(state.tokens.size()));
     ReadReport report = report_of(state.model.parameters(), state.cache);
     report.note = state.note;
     return Context(std::make_shared<const Context::State>(
-        Context::State{state.context->model, state.cache, std::move(report), state.tokens, std::move(info)}));
+        Context::State{state.shared_model, state.cache, std::move(report), state.tokens, std::move(info)}));
 }
 
 // ---- free functions
 
 ContextInfo read_context_info(const std::string& path) {
-    const ContextFile file(path);
-    file.check_pages();
-    return file.info();
+    return ContextFile(path).info();
 }
 
 std::string default_model_path() {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "kernels/attention.hpp"
 
@@ -26,6 +27,7 @@ RaggedCache::RaggedCache(const RaggedCache& other)
 RaggedCache::~RaggedCache() {
     for (const Head& head : heads_)
         for (PageId page : head.pages) pool_->release(page);
+    if (pool_) pool_->release_empty_slabs();
 }
 
 void RaggedCache::add_page(Head& head) {
@@ -62,16 +64,18 @@ void RaggedCache::retain(int layer, int h, std::span<const std::uint32_t> slots)
     Head& head = at(layer, h);
     const std::size_t width = std::size_t(head_dim());
     const std::vector<fp16_t*> source = head.addresses;
+    std::size_t own = 0;           // pages below it nobody else has
     std::vector<PageId> replaced;  // shared pages stay readable until everything is copied
     for (std::size_t i = 0; i < slots.size(); ++i) {
         const std::size_t page = i / page_tokens, column = i % page_tokens;
         if (slots[i] == i) continue;
-        if (pool_->shared(head.pages[page])) {
+        if (page >= own && pool_->shared(head.pages[page])) {
             pool_->share(head.pages[page]);
             replaced.push_back(head.pages[page]);
             replace_page(head, page, true);
         }
-        fp16_t* to = pool_->address(head.pages[page]);
+        own = page + 1;
+        fp16_t* to = head.addresses[page];
         const fp16_t* from = source[slots[i] / page_tokens];
         const std::size_t from_column = slots[i] % page_tokens;
         for (std::size_t d = 0; d < width; ++d)
@@ -97,6 +101,11 @@ void RaggedCache::share_layer(int layer, const RaggedCache& from) {
 void RaggedCache::take_layer(int layer, RaggedCache& from) {
     clear_layer(layer);
     for (int h = 0; h < kv_heads_; ++h) std::swap(at(layer, h), from.at(layer, h));
+}
+
+void RaggedCache::take(RaggedCache& from) {
+    for (int l = 0; l < layers_; ++l) take_layer(l, from);
+    next_position_ = std::exchange(from.next_position_, 0);
 }
 
 void RaggedCache::clear_layer(int layer) {

@@ -52,6 +52,9 @@ class RaggedCache {
     // The same, leaving the other cache's layer empty; page lists keep their addresses.
     void take_layer(int layer, RaggedCache& from);
 
+    // Takes over all of another cache of the same pool, which is empty then.
+    void take(RaggedCache& from);
+
     // Fills an empty head with pages of the pool, each of which has a reference for it.
     void adopt(int layer, int head, std::vector<std::uint32_t> positions, std::vector<PageId> pages);
 

@@ -36,6 +36,13 @@ constexpr const char* help_text =
     "/exit             leave (Ctrl-D, too)\n"
     "Anything else is asked; Ctrl-C stops an answer.\n";
 
+// Ctrl-C stops what runs, not the chat; SIGTERM ends it.
+bool stopped_by_user(const Error& error) {
+    if (error.kind != Error::Kind::interrupted || interrupt_signal != SIGINT) return false;
+    watch_interrupts();
+    return true;
+}
+
 class Chat {
   public:
     Chat(const ChatOptions& options, Method method, std::optional<Budget> budget)
@@ -65,8 +72,7 @@ class Chat {
             last_ = session_->ask(question, options_.most_tokens, emit);
             ++turns_;
         } catch (const Error& error) {
-            if (error.kind != Error::Kind::interrupted || interrupt_signal != SIGINT) throw;
-            watch_interrupts();
+            if (!stopped_by_user(error)) throw;
             fmt::print(stderr, " (stopped)");
         }
         std::puts("");
@@ -102,8 +108,9 @@ class Chat {
     void clear() {
         SessionOptions how;
         how.sampling = options_.sampling;
-        session_.emplace(context_.session(how));
-        if (budget_) session_->limit(method_, *budget_);
+        Session fresh = context_.session(how);
+        if (budget_) fresh.limit(method_, *budget_);
+        session_.emplace(std::move(fresh));
         turns_ = 0;
     }
 
@@ -162,6 +169,7 @@ void run(ChatOptions& options, bool has_budget) {
     LineEditor editor("chat-history");
     if (terminal) chat.greet();
     for (std::string line;;) {
+        if (interrupted && interrupt_signal == SIGINT && terminal) watch_interrupts();  // it came too late
         const LineEditor::Result result = editor.read("> ", line);
         if (result == LineEditor::Result::end) return;
         if (result == LineEditor::Result::interrupted) {
@@ -177,7 +185,7 @@ void run(ChatOptions& options, bool has_budget) {
                 return;
         } catch (const Error& error) {
             // A slip shouldn't cost the conversation; a script should hear of it.
-            if (!terminal || error.kind == Error::Kind::interrupted) throw;
+            if (!terminal || (error.kind == Error::Kind::interrupted && !stopped_by_user(error))) throw;
             fmt::print(stderr, "holdfast: {}\n", error.what());
         }
     }

@@ -26,6 +26,7 @@ struct InfoOptions {
 
 void print_context(const std::string& path) {
     const ContextFile file(path);
+    file.check_pages();
     const ContextInfo& info = file.info();
     fmt::print("context         {}: {}, {}\n", path, format_bytes(file.bytes()), kv_type_name(info.kv_type));
     fmt::print("model           {} ({}), fingerprint {}\n", info.model_name, info.model_path,
@@ -33,7 +34,9 @@ void print_context(const std::string& path) {
     fmt::print("tokens          {}\n", info.tokens);
     for (const SourceFile& source : info.sources)
         fmt::print("source          {}: {} bytes, XXH3 {}\n", source.name, source.bytes, source.hash);
-    fmt::print("compression     {} at {}, question-agnostic\n", info.method, info.budget);
+    fmt::print("compression     {} at {}, question-{}\n", info.method, info.budget,
+               info.question.empty() ? "agnostic" : "aware");
+    if (info.conversation) fmt::print("conversation    ends with an answer\n");
     std::uint64_t entries = 0;
     for (std::uint32_t length : file.lengths()) entries += length;
     fmt::print(

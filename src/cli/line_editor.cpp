@@ -1,6 +1,7 @@
 #include "cli/line_editor.hpp"
 
 #include <histedit.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -29,13 +30,15 @@ std::string history_path(const std::string& name) {
 int read_character(EditLine*, wchar_t* character) {
     std::mbstate_t shift{};
     for (;;) {
+        // A signal may come at any time, to any thread: waiting ends now and then to look.
+        pollfd input{STDIN_FILENO, POLLIN, 0};
+        const int ready = poll(&input, 1, 50);
+        if (interrupted) return -1;  // even if something was typed since
+        if (ready == 0 || (ready < 0 && errno == EINTR)) continue;
         char byte;
         const ssize_t count = ::read(STDIN_FILENO, &byte, 1);
         if (count == 0) return 0;
-        if (count < 0) {
-            if (errno == EINTR && !interrupted) continue;
-            return -1;
-        }
+        if (count < 0) return -1;
         const std::size_t length = std::mbrtowc(character, &byte, 1, &shift);
         if (length == std::size_t(-1)) {  // no UTF-8: as the character that stands for such bytes
             *character = L'\uFFFD';
@@ -95,6 +98,7 @@ LineEditor::Result LineEditor::read(const std::string& prompt, std::string& line
     int length = 0;
     const char* text = el_gets(s.editor, &length);
     if (text == nullptr || length <= 0) {
+        el_reset(s.editor);  // drops what was typed
         std::fputc('\n', stderr);
         return interrupted ? Result::interrupted : Result::end;
     }

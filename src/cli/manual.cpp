@@ -129,7 +129,7 @@ _holdfast() {{
         COMPREPLY=($(compgen -W "$commands" -- "$word"))
     else
         compopt -o filenames 2>/dev/null
-        COMPREPLY=($(compgen -f -- "$word"))
+        mapfile -t COMPREPLY < <(compgen -f -- "$word")
     fi
 }}
 complete -F _holdfast holdfast
@@ -161,8 +161,9 @@ std::string zsh_completion(const std::vector<Command>& commands) {
                 value =
                     ":value:" + (values(*option).empty() ? "_files" : "(" + joined(values(*option)) + ")");
             for (const std::string& one : all)
-                arguments += " \\\n        " +
-                             shell_quoted("*" + one + "[" + zsh_text(option->get_description()) + "]" + value);
+                arguments +=
+                    " \\\n        " +
+                    shell_quoted("*" + one + "[" + zsh_text(option->get_description()) + "]" + value);
         }
         functions += name + "() {\n";
         if (command.commands().empty()) {
@@ -214,8 +215,8 @@ complete -c holdfast -e
     for (const Command& command : commands) {
         const std::string condition = shell_quoted("__holdfast_at " + shell_quoted(command.path));
         for (const Word& sub : command.commands())
-            text += fmt::format("complete -c holdfast -f -n {} -a {} -d {}\n", condition, shell_quoted(sub.name),
-                                shell_quoted(sub.description));
+            text += fmt::format("complete -c holdfast -f -n {} -a {} -d {}\n", condition,
+                                shell_quoted(sub.name), shell_quoted(sub.description));
         for (const CLI::Option* option : command.options()) {
             text += "complete -c holdfast -n " + condition;
             for (const std::string& name : option->get_snames()) text += " -s " + name;

@@ -19,7 +19,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "context files are little-endian");
 
 constexpr char magic[8] = {'H', 'F', 'K', 'V', '\r', '\n', '\x1a', '\n'};
-constexpr std::uint32_t version = 1;
+constexpr std::uint32_t version = 2;
 constexpr std::size_t block = 4096;  // the header's size; what sections begin at multiples of
 constexpr std::array section_names = {"description", "tokens", "lengths", "positions", "pages"};
 enum Section { description, token_ids, head_lengths, head_positions, page_data, section_count };
@@ -101,11 +101,18 @@ class SectionWriter {
     std::size_t offset_ = block, begin_ = block;
 };
 
+// A name that a terminal can show: control characters become question marks.
+std::string shown(std::string name) {
+    for (char& c : name)
+        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+    return name;
+}
+
 std::string describe(const ContextInfo& info) {
     nlohmann::ordered_json sources = nlohmann::ordered_json::array();
     for (const SourceFile& source : info.sources)
-        sources.push_back({{"name", source.name}, {"bytes", source.bytes}, {"hash", source.hash}});
-    const nlohmann::ordered_json json = {{"model", info.model_name},
+        sources.push_back({{"name", shown(source.name)}, {"bytes", source.bytes}, {"hash", source.hash}});
+    const nlohmann::ordered_json json = {{"model", shown(info.model_name)},
                                          {"model_path", info.model_path},
                                          {"context_length", info.model_options.context_length},
                                          {"rope_scaling", info.model_options.rope_scaling},
@@ -164,7 +171,7 @@ ContextInfo parse_description(std::span<const std::byte> bytes, const std::strin
     info.method = text_of(json, "method");
     info.explanation = text_of(json, "explanation", true);
     info.budget = text_of(json, "budget");
-    info.question = text_of(json, "question", true);
+    info.question = json.at("question");
     info.conversation = json.at("conversation");
     for (const nlohmann::json& source : json.at("sources"))
         info.sources.push_back({text_of(source, "name"), source.at("bytes"), text_of(source, "hash")});
@@ -294,16 +301,10 @@ ContextFile::ContextFile(const std::string& path) : path_(path), file_(std::make
             throw damaged("its header puts the section of " + std::string(section_names[std::size_t(s)]) +
                           " where it can't be");
         sections[std::size_t(s)] = bytes.subspan(offset, entry.bytes);
-        const auto check =
-            [bytes = bytes.subspan(offset, padded(entry.bytes)), expected = entry.checksum,
-             error = damaged("its section of " + std::string(section_names[std::size_t(s)]) + " is damaged"),
-             file = file_] {
-                if (checksum(bytes) != expected) throw Error(error);
-            };
         if (s == page_data)
-            checked_ = std::async(std::launch::async, check);
-        else
-            check();
+            pages_checksum_ = entry.checksum;
+        else if (checksum(bytes.subspan(offset, padded(entry.bytes))) != entry.checksum)
+            throw damaged("its section of " + std::string(section_names[std::size_t(s)]) + " is damaged");
         offset += padded(entry.bytes);
     }
     if (offset != bytes.size()) throw damaged("something stands behind its last section");
@@ -346,6 +347,11 @@ ContextFile::ContextFile(const std::string& path) : path_(path), file_(std::make
         for (std::size_t i = first; i < first + lengths_[head]; ++i)
             if (positions_[i] >= info_.tokens || (i > first && positions_[i] <= positions_[i - 1]))
                 throw damaged("its section of positions isn't in order");
+}
+
+void ContextFile::check_pages() const {
+    if (checksum({pages_.data(), padded(pages_.size())}) != pages_checksum_)
+        throw Error("'" + path_ + "': its section of pages is damaged");
 }
 
 ReadContext ContextFile::context(const GgufModel& model) const {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <future>
 #include <memory>
 #include <span>
 #include <string>
@@ -18,7 +17,6 @@ constexpr const char* context_file_ending = ".hfkv";
 // Throws Error (usage) if a path doesn't end as context files do.
 void check_context_path(const std::string& path);
 
-
 // Fills in what the model says of itself.
 void complete_info(ContextInfo& info, const GgufModel& model, std::uint32_t tokens);
 
@@ -27,8 +25,7 @@ void complete_info(ContextInfo& info, const GgufModel& model, std::uint32_t toke
 void save_context(const std::string& path, const GgufModel& model, const RaggedCache& cache,
                   std::span<const int> tokens, ContextInfo info);
 
-// An opened context file. Everything but the pages was checked when it is there; a thread checks these
-// meanwhile, so that a model can be loaded at the same time.
+// An opened context file. Everything but its pages was checked.
 class ContextFile {
   public:
     // Throws Error that names the file, and the section that is damaged.
@@ -40,8 +37,8 @@ class ContextFile {
     std::span<const std::uint32_t> lengths() const { return lengths_; }
     std::uint64_t bytes() const { return file_->bytes().size(); }
 
-    // Waits until the pages are checked; throws Error if they are damaged.
-    void check_pages() const { checked_.get(); }
+    // Throws Error if the pages are damaged; looks at each.
+    void check_pages() const;
 
     // With check_pages() first. f16 pages stay in the file's mapping, which lives as long as the context or a
     // copy of its cache. Throws Error if the model isn't the one that the context was read with.
@@ -54,7 +51,7 @@ class ContextFile {
     std::span<const std::int32_t> tokens_;
     std::span<const std::uint32_t> lengths_, positions_;
     std::span<const std::byte> pages_;
-    std::shared_future<void> checked_;
+    std::uint64_t pages_checksum_ = 0;
 };
 
 }  // namespace holdfast

@@ -140,6 +140,7 @@ std::string Recompressor::compress(std::span<const int> tokens, RaggedCache& cac
             }
         });
     }
+    { const RaggedCache gone(std::move(seen)); }  // or every page would be shared, and copied
     for (std::size_t i = 0; i < kept.size(); ++i)
         if (!kept[i].empty())
             retain_positions(cache, global_layers_[i / std::size_t(p.kv_heads)],

@@ -26,8 +26,21 @@ class SnapKv final : public Scorer {
         const LayerShape& s = layer.shape();
         const WindowSummary& window = layer.window(window_, kernel_);
         const std::uint32_t past = s.tokens - window_;
-        for (int h = 0; h < s.kv_heads; ++h)
-            pool_row({window.mean.data() + s.at(h, 0), past}, kernel_, importance.data() + s.at(h, 0));
+        for (int h = 0; h < s.kv_heads; ++h) {
+            const float* mean = window.mean.data() + s.at(h, 0);
+            float* to = importance.data() + s.at(h, 0);
+            const std::span<const std::uint32_t> held = layer.held(h);
+            if (held.empty()) {
+                pool_row({mean, past}, kernel_, to);
+                continue;
+            }
+            // Neighbours are those that are still there.
+            const std::size_t count = std::size_t(std::ranges::lower_bound(held, past) - held.begin());
+            std::vector<float> there(count), pooled(count);
+            for (std::size_t i = 0; i < count; ++i) there[i] = mean[held[i]];
+            pool_row(there, kernel_, pooled.data());
+            for (std::size_t i = 0; i < count; ++i) to[held[i]] = pooled[i];
+        }
     }
     void worst_case(LayerView& layer, std::span<float> risk) override {
         std::ranges::copy(layer.window(window_, kernel_).worst, risk.begin());

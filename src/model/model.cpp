@@ -115,6 +115,7 @@ GgufModel::GgufModel(const std::string& path, const ModelOptions& options)
     apply_options(parameters_, options);
     bind_tensors();
     repack();
+    fingerprint_ = compute_fingerprint();
 }
 
 void GgufModel::bind_tensors() {
@@ -256,7 +257,7 @@ std::size_t GgufModel::repacked_bytes() const {
     return bytes;
 }
 
-std::string GgufModel::fingerprint() const {
+std::string GgufModel::compute_fingerprint() const {
     const HyperParameters& p = parameters_;
     Hash hash;
     const auto add = [&](const void* data, std::size_t bytes) { hash.add(data, bytes); };

@@ -56,7 +56,7 @@ class GgufModel {
 
     // 16 hex digits that tell models apart: a hash of the hyper-parameters, the tensor table, and the first
     // and last bytes of each tensor.
-    std::string fingerprint() const;
+    const std::string& fingerprint() const { return fingerprint_; }
 
     // The embedding of one token, scaled as the layers expect it: `hidden` floats.
     void embed(int token, float* to) const;
@@ -73,8 +73,11 @@ class GgufModel {
     void repack();
     std::vector<Linear*> matrices();
 
+    std::string compute_fingerprint() const;
+
     GgufFile file_;
     ModelOptions options_;
+    std::string fingerprint_;
     HyperParameters parameters_;
     ggml_context_ptr views_;  // of parts of fused matrices
     ggml_context_ptr repacked_;
