@@ -39,6 +39,7 @@ int read_character(EditLine*, wchar_t* character) {
         const ssize_t count = ::read(STDIN_FILENO, &byte, 1);
         if (count == 0) return 0;
         if (count < 0) return -1;
+        if (byte == '\0') continue;  // a Ctrl-D from before the terminal was ours
         const std::size_t length = std::mbrtowc(character, &byte, 1, &shift);
         if (length == std::size_t(-1)) {  // no UTF-8: as the character that stands for such bytes
             *character = L'\uFFFD';
