@@ -17,7 +17,9 @@
 #include "holdfast/error.hpp"
 #include "base/hash.hpp"
 #include "engine/session.hpp"
+#include "holdfast/holdfast.hpp"
 #include "model_files.hpp"
+#include "text/tokenizer.hpp"
 
 namespace holdfast {
 namespace {
@@ -180,6 +182,53 @@ TEST_F(ContextFiles, EightBitsAreHalfTheSize) {
     RecordProperty("kl_divergence", std::to_string(divergence));
     EXPECT_LT(divergence, 1e-3);
     EXPECT_GT(divergence, 0);
+}
+
+// Breaks if 8 bits a number change what the default model answers about a real document.
+TEST(EightBits, AnswerTheSameOnTheDefaultModel) {
+    if (testing::sanitized) GTEST_SKIP() << "reading the document takes minutes";
+    const std::string text = read_file(HOLDFAST_SOURCE_DIR "/examples/saltmere.txt");
+    ASSERT_FALSE(text.empty());
+    const GgufModel model(default_model_path());
+    const Tokenizer tokenizer(default_model_path());
+    Compute compute(2);
+    DecoderGraph decoder(model, compute);
+    ReadSettings settings;
+    settings.method = Method::parse("layer-defensive");
+    settings.budget = Budget::parse("20%");
+    const std::vector<int> tokens = tokenizer.prompt(text, "").context;
+    const ReadContext read = read_context(model, compute, tokens, settings);
+    std::vector<ReadContext> contexts;
+    for (const KvType type : {KvType::f16, KvType::q8_0}) {
+        const std::string path = testing::temporary_path(kv_type_name(type));
+        ContextInfo info;
+        info.kv_type = type;
+        save_context(path, model, read.cache, tokens, info);
+        contexts.push_back(ContextFile(path).context(model));
+    }
+    double worst = 0;
+    for (const char* question :
+         {"What is the oldest boat in the harbour called?", "Who is the director of the rope works?",
+          "In which room does the trust meet?"}) {
+        const Prompt prompt = tokenizer.prompt("", question);
+        std::vector<int> rest = prompt.question;
+        rest.insert(rest.end(), prompt.ending.begin(), prompt.ending.end());
+        std::vector<float> logits[2];
+        std::string answers[2];
+        for (std::size_t i = 0; i < 2; ++i) {
+            TokenSession session(decoder, contexts[i].cache, model.parameters().context_length, {});
+            const auto first = session.read(rest);
+            logits[i].assign(first.begin(), first.end());
+            session.answer(first, 16, [&](int token) {
+                answers[i] += tokenizer.piece(token);
+                return !tokenizer.ends_answer(token);
+            });
+        }
+        worst = std::max(worst, kl_divergence(logits[0], logits[1]));
+        EXPECT_EQ(answers[1], answers[0]);
+    }
+    std::printf("KL divergence of q8_0 to f16: at most %.2g\n", worst);
+    EXPECT_LT(worst, 0.01);
 }
 
 // Breaks if a damaged byte or a missing end goes unnoticed anywhere, crashes the reader, or isn't named by

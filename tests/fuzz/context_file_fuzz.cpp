@@ -1,5 +1,5 @@
-// libFuzzer on the reader of context files. Mutations get their checksums right again, or the reader would look
-// no further. Breaks (crashes, leaks, runs out of memory) if the reader believes what a file says.
+// libFuzzer on the reader of context files. Mutations get their checksums right again, or the reader would
+// look no further. Breaks (crashes, leaks, runs out of memory) if the reader believes what a file says.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -55,8 +55,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const int file = memfd_create("context", 0);
     if (file < 0 || write(file, data, size) != ssize_t(size)) __builtin_trap();
     try {
-        const ReadContext context =
-            ContextFile("/proc/self/fd/" + std::to_string(file)).context(world.model);
+        const ReadContext context = ContextFile("/proc/self/fd/" + std::to_string(file)).context(world.model);
         // What was believed must be usable.
         TokenSession session(world.decoder, context.cache, world.model.parameters().context_length, {});
         const int token = 1;
