@@ -48,7 +48,7 @@ class Chat {
     Chat(const ChatOptions& options, Method method, std::optional<Budget> budget)
         : options_(options),
           method_(std::move(method)),
-          budget_(std::move(budget)),
+          budget_(budget),
           model_(options.model.open()),
           context_(options.context_file.empty() ? model_.compress("") : model_.load(options.context_file)) {
         clear();

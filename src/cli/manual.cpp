@@ -161,9 +161,9 @@ std::string zsh_completion(const std::vector<Command>& commands) {
                 value =
                     ":value:" + (values(*option).empty() ? "_files" : "(" + joined(values(*option)) + ")");
             for (const std::string& one : all)
-                arguments +=
-                    " \\\n        " +
-                    shell_quoted("*" + one + "[" + zsh_text(option->get_description()) + "]" + value);
+                arguments += fmt::format(
+                    " \\\n        {}",
+                    shell_quoted(fmt::format("*{}[{}]{}", one, zsh_text(option->get_description()), value)));
         }
         functions += name + "() {\n";
         if (command.commands().empty()) {
