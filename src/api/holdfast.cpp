@@ -99,7 +99,7 @@ struct Session::State {
 
     // Room for more tokens: at most one page a head above the limit.
     void make_room(std::size_t more) {
-        if (!limit || limit->method.keeps_all()) return;
+        if (!limit) return;
         const HyperParameters& p = model.parameters();
         const std::size_t heads = std::size_t(p.global_layers()) * std::size_t(p.kv_heads);
         const std::size_t allowed =

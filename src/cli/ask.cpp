@@ -67,15 +67,11 @@ class Asker {
     }
 
     Answer ask(const std::string& question) {
-        const auto emit = [&](std::string_view text) {
-            std::fwrite(text.data(), 1, text.size(), stdout);
-            std::fflush(stdout);
-            return true;
-        };
         SessionOptions how;
         how.sampling = options_.sampling;
-        Answer answer = options_.json ? context_->session(how).ask(question, options_.most_tokens)
-                                      : context_->session(how).ask(question, options_.most_tokens, emit);
+        Answer answer = options_.json
+                            ? context_->session(how).ask(question, options_.most_tokens)
+                            : context_->session(how).ask(question, options_.most_tokens, print_text);
         if (options_.json)
             print_json(question, answer);
         else

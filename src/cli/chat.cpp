@@ -63,13 +63,8 @@ class Chat {
     }
 
     void ask(const std::string& question) {
-        const auto emit = [](std::string_view text) {
-            std::fwrite(text.data(), 1, text.size(), stdout);
-            std::fflush(stdout);
-            return true;
-        };
         try {
-            last_ = session_->ask(question, options_.most_tokens, emit);
+            last_ = session_->ask(question, options_.most_tokens, print_text);
             ++turns_;
         } catch (const Error& error) {
             if (!stopped_by_user(error)) throw;

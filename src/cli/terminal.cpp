@@ -23,6 +23,12 @@ void watch_interrupts() {
     sigaction(SIGTERM, &action, nullptr);
 }
 
+bool print_text(std::string_view text) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+    return true;
+}
+
 std::string format_bytes(std::size_t bytes) {
     if (bytes < 1024) return fmt::format("{} B", bytes);
     if (bytes < std::size_t(1) << 20) return fmt::format("{:.1f} KiB", double(bytes) / 1024);

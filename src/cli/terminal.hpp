@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 #include "engine/context.hpp"
 
@@ -16,6 +17,9 @@ inline bool was_interrupted() {
     return interrupted;
 }
 void watch_interrupts();  // once more: forgets the last one
+
+// An answer's text to stdout, at once; true, so that the answer goes on.
+bool print_text(std::string_view text);
 
 // "12.3 MiB"
 std::string format_bytes(std::size_t bytes);
