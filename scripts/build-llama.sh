@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# build-llama.sh SOURCE [TARGET...]: builds llama.cpp's static libraries (or the named targets)
-# in the per-user cache and prints the build folder on stdout. ggml compiles for this
+# build-llama.sh SOURCE [-DFLAG...] [TARGET...]: builds llama.cpp's static libraries (or the named targets),
+# with further CMake flags if given, in the per-user cache and prints the build folder on stdout. ggml compiles for this
 # processor, so the folder's name carries the processor, the compiler and the flags.
 set -euo pipefail
 source_tree="$(cd "$1" && pwd)"; shift
+more_flags=()
+while [[ "${1:-}" == -D* ]]; do more_flags+=("$1"); shift; done
 [ $# -gt 0 ] || set -- ggml llama llama-common
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/holdfast"
 
@@ -11,7 +13,7 @@ cache="${XDG_CACHE_HOME:-$HOME/.cache}/holdfast"
 flags=(-DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON -DGGML_OPENMP=OFF
        -DLLAMA_BUILD_COMMON=ON -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF
        -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_OPENSSL=OFF
-       -DLLAMA_LLGUIDANCE=OFF -DCMAKE_POSITION_INDEPENDENT_CODE=ON)
+       -DLLAMA_LLGUIDANCE=OFF -DCMAKE_POSITION_INDEPENDENT_CODE=ON "${more_flags[@]}")
 key="$({ echo "$source_tree" "${flags[@]}"; ${CXX:-c++} --version | head -n 1 | sed "s,^[^ ]*,c++,"
          grep -m 1 -E '^(flags|Features)' /proc/cpuinfo; } | sha256sum | cut -c1-12)"
 build="$cache/llama-build-$key"

@@ -20,7 +20,7 @@ Vector multiply(const float* weights, std::size_t outputs, const Vector& x, cons
 }
 
 Vector multiply(const Linear& linear, const Vector& x) {
-    return multiply(static_cast<const float*>(linear.mapped->data), std::size_t(linear.outputs()), x,
+    return multiply(static_cast<const float*>(linear.weight->data), std::size_t(linear.outputs()), x,
                     linear.bias_data());
 }
 
@@ -95,7 +95,7 @@ Vector feed_forward(const HyperParameters& p, const LayerWeights& w, const Vecto
         const double share =
             w.shared_router
                 ? 1 / (1 +
-                       std::exp(-multiply(static_cast<const float*>(w.shared_router.mapped->data), 1, x)[0]))
+                       std::exp(-multiply(static_cast<const float*>(w.shared_router.weight->data), 1, x)[0]))
                 : 1.0;
         for (std::size_t i = 0; i < result.size(); ++i) result[i] += share * shared[i];
     }

@@ -7,6 +7,7 @@ namespace holdfast {
 
 void add_analyze(CLI::App& app);
 void add_ask(CLI::App& app);
+void add_bench(CLI::App& app);
 void add_chat(CLI::App& app);
 void add_compress(CLI::App& app);
 void add_eval(CLI::App& app);

@@ -20,6 +20,7 @@ int main(int argc, char** argv) {  // NOLINT(bugprone-exception-escape)
     app.failure_message(CLI::FailureMessage::help);
     holdfast::add_analyze(app);
     holdfast::add_ask(app);
+    holdfast::add_bench(app);
     holdfast::add_chat(app);
     holdfast::add_compress(app);
     holdfast::add_eval(app);

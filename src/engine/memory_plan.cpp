@@ -29,7 +29,7 @@ MemoryPlan plan_memory(const GgufModel& model, std::uint32_t tokens,
     const std::size_t entry = RaggedCache::entry_bytes(p.head_dim);
     MemoryPlan plan;
     plan.weights = model.mapped_bytes();
-    plan.repacked = model.repacked_bytes();
+    plan.quantized = model.quantized_bytes();
     plan.hidden = std::size_t(tokens) * std::size_t(p.hidden) * sizeof(float);
     plan.layer_kv = pages_for(tokens) * std::size_t(p.kv_heads) * page_bytes(p.head_dim);
     plan.layer_weights = ExpandedLayer::bytes_for(model, threads);

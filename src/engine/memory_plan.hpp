@@ -13,7 +13,7 @@ namespace holdfast {
 // Bytes that reading a context takes, known before the work starts.
 struct MemoryPlan {
     std::size_t weights = 0;        // mapped from the file
-    std::size_t repacked = 0;       // copies of weights in the processor's layout
+    std::size_t quantized = 0;      // copies of weights in the layout for few tokens
     std::size_t hidden = 0;         // hidden states of the whole context
     std::size_t layer_kv = 0;       // one layer's keys and values before eviction
     std::size_t layer_weights = 0;  // one layer's matrices in fp32

@@ -7,7 +7,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention.cpp"
 #include "hwy/foreach_target.h"
-#include "hwy/cache_control.h"
 #include "kernels/panel-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -19,11 +18,6 @@ constexpr float kNone = -std::numeric_limits<float>::infinity();
 // With few rows a page is promoted to fp32 on the fly; with several tiles of rows it pays to do it once.
 HWY_INLINE bool PromoteFirst(const AttentionTask& task) {
     return task.rows > kTileRows;
-}
-
-HWY_INLINE void PrefetchHalfPage(const fp16_t* half, int head_dim) {
-    constexpr int line = 32;  // fp16 in a cache line
-    for (int i = 0; i < page_tokens * head_dim; i += line) hwy::Prefetch(half + i);
 }
 
 // scores [rows, stride] of the slots of one page, cap · tanh(score / cap).
@@ -41,7 +35,8 @@ void CapScores(const AttentionTask& task, float* scores, std::size_t stride) {
         }
 }
 
-// scores [rows, stride] of the slots of one page.
+// scores [rows, stride] of the slots of one page. Few rows are bound by memory: meanwhile the page's values are
+// fetched.
 HWY_INLINE void ScorePage(const AttentionTask& task, const fp16_t* page, float* scores, std::size_t stride,
                           float* promoted) {
     const std::size_t depth = std::size_t(task.head_dim);
@@ -49,21 +44,23 @@ HWY_INLINE void ScorePage(const AttentionTask& task, const fp16_t* page, float* 
         Promote(page_keys(page), depth * page_tokens, promoted);
         PanelRows(task.rows, depth, task.query, depth, promoted, page_tokens, scores, stride, false);
     } else {
-        PanelRows(task.rows, depth, task.query, depth, page_keys(page), page_tokens, scores, stride, false);
+        OneTile<kTileRows, true>(task.rows, depth, task.query, depth, page_keys(page), page_tokens, scores,
+                                 stride, false, page_values(page, task.head_dim));
     }
     if (task.soft_cap > 0) CapScores(task, scores, stride);
 }
 
 // output [rows, padded_head_dim] += weights [rows, attention_block] · the first `tokens` values of a page.
-HWY_INLINE void AddValues(const AttentionTask& task, const fp16_t* page, std::size_t tokens,
-                          const float* weights, float* output, float* promoted) {
+// With few rows the keys of the page `next` are fetched meanwhile.
+HWY_INLINE void AddValues(const AttentionTask& task, const fp16_t* page, const fp16_t* next,
+                          std::size_t tokens, const float* weights, float* output, float* promoted) {
     const int padded = padded_head_dim(task.head_dim);
     const fp16_t* values = page_values(page, task.head_dim);
     const std::size_t row = std::size_t(task.head_dim), stride = std::size_t(padded);
     if (!PromoteFirst(task) && padded == task.head_dim) {
         for (int column = 0; column < padded; column += kPanel)
-            PanelRows(task.rows, tokens, weights, attention_block, values + column, row, output + column,
-                      stride, true);
+            OneTile<kTileRows, true>(task.rows, tokens, weights, attention_block, values + column, row,
+                                     output + column, stride, true, page_keys(next) + column * page_tokens);
         return;
     }
     if (padded == task.head_dim) {
@@ -118,21 +115,14 @@ void Attend(const AttentionTask& task, const AttentionPartial& result, float* wo
     std::fill(result.output, result.output + std::size_t(task.rows) * std::size_t(padded), 0.0f);
     std::fill(result.maximum, result.maximum + task.rows, kNone);
     std::fill(result.sum, result.sum + task.rows, 0.0f);
-    const bool few_rows = !PromoteFirst(task);
     const std::uint32_t last_page = task.slot_end == 0 ? 0 : (task.slot_end - 1) / page_tokens;
 
     for (std::uint32_t begin = task.slot_begin; begin < task.slot_end; begin += attention_block) {
         const std::uint32_t count = std::min(attention_block, task.slot_end - begin);
         const std::uint32_t first = begin / page_tokens;
         const std::uint32_t pages = (count + page_tokens - 1) / page_tokens;
-        for (std::uint32_t p = 0; p < pages; ++p) {
-            const fp16_t* page = task.pages[first + p];
-            if (few_rows) {  // bound by memory: keep its latency busy
-                PrefetchHalfPage(page_values(page, task.head_dim), task.head_dim);
-                if (first + p < last_page) PrefetchHalfPage(task.pages[first + p + 1], task.head_dim);
-            }
-            ScorePage(task, page, scores + p * page_tokens, attention_block, promoted);
-        }
+        for (std::uint32_t p = 0; p < pages; ++p)
+            ScorePage(task, task.pages[first + p], scores + p * page_tokens, attention_block, promoted);
         for (int r = 0; r < task.rows; ++r) {
             const std::uint32_t visible = task.visible[r];
             const std::uint32_t seen = visible <= begin ? 0 : std::min(count, visible - begin);
@@ -144,6 +134,7 @@ void Attend(const AttentionTask& task, const AttentionPartial& result, float* wo
         }
         for (std::uint32_t p = 0; p < pages; ++p)
             AddValues(task, task.pages[first + p],
+                      task.pages[std::min(first + p + attention_block / page_tokens, last_page)],
                       std::min<std::size_t>(page_tokens, count - p * page_tokens), scores + p * page_tokens,
                       result.output, promoted);
     }

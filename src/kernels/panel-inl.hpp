@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -54,11 +55,12 @@ HWY_INLINE Vector LoadFloats(const std::uint16_t* from) {  // fp16
     return hn::PromoteTo(Floats(), hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(from)));
 }
 
-// One tile of Rows ≤ kTileRows rows. With `add`, C's old values start the chains.
-template <int Rows, class Element>
+// One tile of Rows ≤ kTileRows rows. With `add`, C's old values start the chains. With Ahead, the `depth` cache
+// lines from `ahead` on are prefetched, one with each step.
+template <int Rows, bool Ahead, class Element>
 HWY_NOINLINE void PanelTile(std::size_t depth, const float* HWY_RESTRICT a, std::size_t a_stride,
                             const Element* HWY_RESTRICT b, std::size_t b_stride, float* HWY_RESTRICT c,
-                            std::size_t c_stride, bool add) {
+                            std::size_t c_stride, bool add, const Element* ahead) {
     const Floats d;
     Vector sum[Rows][kVectors];
 #pragma GCC unroll 16
@@ -67,6 +69,7 @@ HWY_NOINLINE void PanelTile(std::size_t depth, const float* HWY_RESTRICT a, std:
         for (int v = 0; v < kVectors; ++v)
             sum[r][v] = add ? hn::LoadU(d, c + r * c_stride + v * kLanes) : hn::Zero(d);
     for (std::size_t k = 0; k < depth; ++k) {
+        if constexpr (Ahead) hwy::Prefetch(ahead + k * (64 / sizeof(Element)));
         Vector row[kVectors];
 #pragma GCC unroll 16
         for (int v = 0; v < kVectors; ++v) row[v] = LoadFloats(b + k * b_stride + v * kLanes);
@@ -83,26 +86,27 @@ HWY_NOINLINE void PanelTile(std::size_t depth, const float* HWY_RESTRICT a, std:
         for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[r][v], d, c + r * c_stride + v * kLanes);
 }
 
+template <int Rows = kTileRows, bool Ahead = false, class Element>
+HWY_INLINE void OneTile(int rows, std::size_t depth, const float* a, std::size_t a_stride, const Element* b,
+                        std::size_t b_stride, float* c, std::size_t c_stride, bool add,
+                        const Element* ahead = nullptr) {
+    if constexpr (Rows > 0) {
+        if (rows == Rows)
+            PanelTile<Rows, Ahead>(depth, a, a_stride, b, b_stride, c, c_stride, add, ahead);
+        else
+            OneTile<Rows - 1, Ahead>(rows, depth, a, a_stride, b, b_stride, c, c_stride, add, ahead);
+    }
+}
+
 // All rows: tiles of equal height as far as possible.
-template <int Rows = kTileRows, class Element>
+template <class Element>
 HWY_INLINE void PanelRows(int rows, std::size_t depth, const float* a, std::size_t a_stride, const Element* b,
                           std::size_t b_stride, float* c, std::size_t c_stride, bool add) {
-    if constexpr (Rows == kTileRows) {
-        const int tiles = (rows + kTileRows - 1) / kTileRows;
-        for (int tile = 0; tile < tiles; ++tile) {
-            const int begin = rows * tile / tiles, end = rows * (tile + 1) / tiles;
-            const float* a_tile = a + begin * a_stride;
-            float* c_tile = c + begin * c_stride;
-            if (end - begin == Rows)
-                PanelTile<Rows>(depth, a_tile, a_stride, b, b_stride, c_tile, c_stride, add);
-            else
-                PanelRows<Rows - 1>(end - begin, depth, a_tile, a_stride, b, b_stride, c_tile, c_stride, add);
-        }
-    } else if constexpr (Rows > 0) {
-        if (rows == Rows)
-            PanelTile<Rows>(depth, a, a_stride, b, b_stride, c, c_stride, add);
-        else
-            PanelRows<Rows - 1>(rows, depth, a, a_stride, b, b_stride, c, c_stride, add);
+    const int tiles = (rows + kTileRows - 1) / kTileRows;
+    for (int tile = 0; tile < tiles; ++tile) {
+        const int begin = rows * tile / tiles, end = rows * (tile + 1) / tiles;
+        OneTile(end - begin, depth, a + begin * a_stride, a_stride, b, b_stride, c + begin * c_stride,
+                c_stride, add);
     }
 }
 

@@ -1,6 +1,7 @@
 #include "model/decoder_graph.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <numeric>
@@ -11,45 +12,139 @@ namespace holdfast {
 
 namespace {
 
-// x · Wᵀ + b with expanded weights, as a node of a graph that runs once.
-struct ExpandedProduct {
-    const PackedMatrix* weights = nullptr;
-    const float* bias = nullptr;
-    std::atomic<int> next_task{0};
+// Products of one input with several matrices, y = x · Wᵀ + b, as one node of a graph: less waiting than in
+// one each. Its result has them one after another, each [outputs, tokens].
+struct ProductNode {
+    struct Part {
+        const PackedMatrix* expanded;  // for many tokens, or …
+        const QuantizedMatrix* quantized;  // … for few
+        const float* bias;
+        int outputs;
+    };
+    static constexpr int most_parts = 3;
+    Part parts[most_parts];
+    int count = 0;
+    std::byte* rows = nullptr;  // [threads] quantised inputs, if the weights are
+    std::atomic<int> next_task{0};  // 0 before each run
 };
 
-void expanded_product(ggml_tensor* result, int, int, void* userdata) {
-    auto& product = *static_cast<ExpandedProduct*>(userdata);
+// Calls run(part, begin, end) for what [begin, end) covers of the parts' units, counted one part after another.
+template <class Units, class Run>
+void for_parts(const ProductNode& node, int begin, int end, const Units& units, const Run& run) {
+    for (int i = 0, first = 0; i < node.count && first < end; ++i) {
+        const int count = units(node.parts[i]);
+        const int from = std::max(begin, first), to = std::min(end, first + count);
+        if (from < to) run(i, from - first, to - first);
+        first += count;
+    }
+}
+
+void run_products(ggml_tensor* result, int thread, int threads, void* userdata) {
+    auto& node = *static_cast<ProductNode*>(userdata);
     const ggml_tensor* input = result->src[0];
-    constexpr int rows_of_task = 96, panels_of_task = 4;
-    const int rows = int(input->ne[1]), panels = product.weights->panel_count();
-    const int row_tasks = (rows + rows_of_task - 1) / rows_of_task;
-    const int panel_tasks = (panels + panels_of_task - 1) / panels_of_task;
-    const std::size_t in = std::size_t(input->ne[0]), out = std::size_t(result->ne[0]);
+    const auto* x = static_cast<const float*>(input->data);
+    const int inputs = int(input->ne[0]), tokens = int(input->ne[1]);
+    const bool quantized = node.parts[0].quantized != nullptr;
+    // Groups of outputs or panels.
+    const auto units = [&](const ProductNode::Part& part) {
+        return quantized ? part.quantized->group_count() : part.expanded->panel_count();
+    };
+    float* out[ProductNode::most_parts];
+    int all = 0;
+    float* next = static_cast<float*>(result->data);
+    for (int i = 0; i < node.count; ++i) {
+        out[i] = next;
+        next += std::size_t(node.parts[i].outputs) * std::size_t(tokens);
+        all += units(node.parts[i]);
+    }
+
+    // Each thread quantises the input for itself: that takes less than waiting for another.
+    const QuantizedRows rows =
+        quantized ? QuantizedRows::at(node.rows + std::size_t(thread) * QuantizedRows::bytes(tokens, inputs),
+                                      tokens, inputs)
+                  : QuantizedRows();
+    if (quantized) quantize_rows(tokens, x, std::size_t(inputs), rows);
+    const int rows_of_task = quantized ? tokens : 96;
+    const int units_of_task = quantized ? std::max(1, all / (8 * threads)) : 4;
+    const int row_tasks = (tokens + rows_of_task - 1) / rows_of_task;
+    const int unit_tasks = (all + units_of_task - 1) / units_of_task;
     for (int task;
-         (task = product.next_task.fetch_add(1, std::memory_order_relaxed)) < row_tasks * panel_tasks;) {
-        const int row = task / panel_tasks * rows_of_task, panel = task % panel_tasks * panels_of_task;
-        matmul(std::min(rows_of_task, rows - row),
-               static_cast<const float*>(input->data) + std::size_t(row) * in, in, *product.weights, panel,
-               std::min(panel + panels_of_task, panels), product.bias,
-               static_cast<float*>(result->data) + std::size_t(row) * out, out);
+         (task = node.next_task.fetch_add(1, std::memory_order_relaxed)) < row_tasks * unit_tasks;) {
+        const int row = task / unit_tasks * rows_of_task, begin = task % unit_tasks * units_of_task;
+        const int count = std::min(rows_of_task, tokens - row);
+        for_parts(node, begin, std::min(all, begin + units_of_task), units, [&](int i, int from, int to) {
+            const ProductNode::Part& part = node.parts[i];
+            const std::size_t stride = std::size_t(part.outputs);
+            float* y = out[i] + std::size_t(row) * stride;
+            if (quantized)
+                quantized_product(*part.quantized, from, to, count, rows, part.bias, y, stride);
+            else
+                matmul(count, x + std::size_t(row) * std::size_t(inputs), std::size_t(inputs), *part.expanded,
+                       from, to, part.bias, y, stride);
+        });
     }
 }
 
 // Builds the nodes of layers; what its nodes refer to lives as long as the graph.
 class Builder {
   public:
-    Builder(ggml_context* context, const GgufModel& model) : context_(context), model_(model) {}
+    // nodes: room for products_of_layer a layer, and one more for logits; rows: for quantised inputs, as
+    // ProductNode has them.
+    Builder(ggml_context* context, const GgufModel& model, ProductNode* nodes, std::byte* rows)
+        : context_(context), model_(model), next_node_(nodes), rows_(rows) {}
 
     ggml_tensor* norm(ggml_tensor* x, ggml_tensor* weight) const {
         return ggml_mul(context_, ggml_rms_norm(context_, x, model_.parameters().rms_epsilon), weight);
     }
 
-    ggml_tensor* linear(const Linear& linear, ggml_tensor* x) const {
-        ggml_tensor* product = ggml_mul_mat(context_, linear.weight, x);
-        return linear.bias == nullptr ? product
-                                      : ggml_add(context_, product, const_cast<ggml_tensor*>(linear.bias));
+    struct Factor {
+        const Linear* linear;
+        const PackedMatrix* expanded;  // null: the weights as they are
+    };
+
+    // x [inputs, tokens] times each of these.
+    std::array<ggml_tensor*, ProductNode::most_parts> multiply(std::initializer_list<Factor> factors,
+                                                               ggml_tensor* x) {
+        std::array<ggml_tensor*, ProductNode::most_parts> products = {};
+        ProductNode* node = nullptr;
+        std::int64_t outputs = 0;
+        int index = 0;
+        for (const Factor& factor : factors) {
+            const Linear& linear = *factor.linear;
+            if (factor.expanded == nullptr && !linear.quantized) {
+                products[index] = ggml_mul_mat(context_, linear.weight, x);
+                if (linear.bias != nullptr)
+                    products[index] =
+                        ggml_add(context_, products[index], const_cast<ggml_tensor*>(linear.bias));
+            } else {
+                if (node == nullptr) {
+                    node = next_node_++;
+                    node->rows = rows_;
+                }
+                node->parts[node->count++] = {factor.expanded,
+                                              factor.expanded == nullptr ? &linear.quantized : nullptr,
+                                              linear.bias_data(), linear.outputs()};
+                outputs += linear.outputs();
+            }
+            ++index;
+        }
+        if (node == nullptr) return products;
+        ggml_tensor* all = ggml_custom_4d(context_, GGML_TYPE_F32, outputs * x->ne[1], 1, 1, 1, &x, 1,
+                                          run_products, GGML_N_TASKS_MAX, node);
+        index = 0;
+        std::int64_t begin = 0;
+        for (const Factor& factor : factors) {
+            ggml_tensor*& product = products[index++];
+            if (product != nullptr) continue;
+            const std::int64_t width = factor.linear->outputs();
+            product = ggml_view_2d(context_, all, width, x->ne[1], std::size_t(width) * sizeof(float),
+                                   std::size_t(begin * x->ne[1]) * sizeof(float));
+            begin += width;
+        }
+        return products;
     }
+    ggml_tensor* multiply(const Factor& factor, ggml_tensor* x) { return multiply({factor}, x)[0]; }
+    ggml_tensor* multiply(const Linear& linear, ggml_tensor* x) { return multiply({&linear, nullptr}, x); }
 
     // x [head_dim · heads, tokens] → [head_dim, heads, tokens], normalized where the model does that,
     // rotated.
@@ -71,19 +166,13 @@ class Builder {
                              r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow);
     }
 
-    // products: room for `products_of_layer`, or null for the weights as they are.
+    // expanded: null for the weights as they are.
     ggml_tensor* layer(int index, ggml_tensor* hidden, ggml_tensor* positions, AttentionCall* call,
-                       const ExpandedLayer* expanded, ExpandedProduct* products) const {
+                       const ExpandedLayer* expanded) {
         const HyperParameters& p = model_.parameters();
         const LayerWeights& w = model_.layers[std::size_t(index)];
-        const auto multiply = [&](const Linear& weights, PackedMatrix ExpandedLayer::*member,
-                                  ggml_tensor* x) {
-            if (expanded == nullptr) return linear(weights, x);
-            ExpandedProduct* product = products++;
-            product->weights = &(expanded->*member);
-            product->bias = weights.bias_data();
-            return ggml_custom_4d(context_, GGML_TYPE_F32, product->weights->outputs, x->ne[1], 1, 1, &x, 1,
-                                  expanded_product, GGML_N_TASKS_MAX, product);
+        const auto factor = [&](const Linear& linear, PackedMatrix ExpandedLayer::*member) {
+            return Factor{&linear, expanded == nullptr ? nullptr : &(expanded->*member)};
         };
         const auto before = [&](ggml_tensor* weight) {
             return weight == nullptr ? hidden : norm(hidden, weight);
@@ -99,31 +188,34 @@ class Builder {
         };
 
         ggml_tensor* x = before(w.attention_norm);
-        ggml_tensor* query = multiply(w.query, &ExpandedLayer::query, x);
-        ggml_tensor* key = multiply(w.key, &ExpandedLayer::key, x);
-        ggml_tensor* value = multiply(w.value, &ExpandedLayer::value, x);
+        auto [query, key, value] =
+            multiply({factor(w.query, &ExpandedLayer::query), factor(w.key, &ExpandedLayer::key),
+                      factor(w.value, &ExpandedLayer::value)},
+                     x);
         query = head_states(query, p.heads, w.query_norm, index, positions);
         key = head_states(key, p.kv_heads, w.key_norm, index, positions);
         x = attention_nodes(context_, call, query, key, value);
-        add(multiply(w.output, &ExpandedLayer::output, x), w.attention_post_norm);
+        add(multiply(factor(w.output, &ExpandedLayer::output), x), w.attention_post_norm);
 
         x = before(w.feed_forward_norm);
         ggml_tensor* result = nullptr;
         if (w.router) {
             result = experts(w, x);
             if (w.shared_up) {
-                ggml_tensor* gate = multiply(w.shared_gate, &ExpandedLayer::shared_gate, x);
-                ggml_tensor* up = multiply(w.shared_up, &ExpandedLayer::shared_up, x);
-                ggml_tensor* shared =
-                    multiply(w.shared_down, &ExpandedLayer::shared_down, feed_forward(gate, up));
+                const auto product = multiply({factor(w.shared_gate, &ExpandedLayer::shared_gate),
+                                               factor(w.shared_up, &ExpandedLayer::shared_up)},
+                                              x);
+                ggml_tensor* shared = multiply(factor(w.shared_down, &ExpandedLayer::shared_down),
+                                               feed_forward(product[0], product[1]));
                 if (w.shared_router)
-                    shared = ggml_mul(context_, shared, ggml_sigmoid(context_, linear(w.shared_router, x)));
+                    shared =
+                        ggml_mul(context_, shared, ggml_sigmoid(context_, multiply(w.shared_router, x)));
                 result = ggml_add(context_, result, shared);
             }
         } else {
-            ggml_tensor* gate = multiply(w.gate, &ExpandedLayer::gate, x);
-            ggml_tensor* up = multiply(w.up, &ExpandedLayer::up, x);
-            result = multiply(w.down, &ExpandedLayer::down, feed_forward(gate, up));
+            const auto product =
+                multiply({factor(w.gate, &ExpandedLayer::gate), factor(w.up, &ExpandedLayer::up)}, x);
+            result = multiply(factor(w.down, &ExpandedLayer::down), feed_forward(product[0], product[1]));
         }
         add(result, w.feed_forward_post_norm);
         return hidden;
@@ -135,9 +227,9 @@ class Builder {
         return scale == 1 ? hidden : ggml_scale(context_, hidden, scale);
     }
 
-    ggml_tensor* logits(ggml_tensor* hidden) const {
+    ggml_tensor* logits(ggml_tensor* hidden) {
         const HyperParameters& p = model_.parameters();
-        ggml_tensor* x = linear(model_.output, norm(hidden, model_.output_norm));
+        ggml_tensor* x = multiply(model_.output, norm(hidden, model_.output_norm));
         if (p.logit_scale != 1) x = ggml_scale(context_, x, p.logit_scale);
         if (p.final_soft_cap != 0) {
             x = ggml_tanh(context_, ggml_scale(context_, x, 1 / p.final_soft_cap));
@@ -148,10 +240,10 @@ class Builder {
 
   private:
     // The mixture's best experts for each token, weighted by the router.
-    ggml_tensor* experts(const LayerWeights& w, ggml_tensor* x) const {
+    ggml_tensor* experts(const LayerWeights& w, ggml_tensor* x) {
         const HyperParameters& p = model_.parameters();
         const std::int64_t tokens = x->ne[1], used = p.experts_used;
-        ggml_tensor* shares = ggml_soft_max(context_, linear(w.router, x));
+        ggml_tensor* shares = ggml_soft_max(context_, multiply(w.router, x));
         ggml_tensor* chosen = ggml_argsort_top_k(context_, shares, int(used));
         ggml_tensor* weights =
             ggml_get_rows(context_, ggml_reshape_3d(context_, shares, 1, p.experts, tokens), chosen);
@@ -179,9 +271,24 @@ class Builder {
 
     ggml_context* context_;
     const GgufModel& model_;
+    ProductNode* next_node_;
+    std::byte* rows_;
 };
 
-constexpr int products_of_layer = 10;
+constexpr int products_of_layer = 6;
+
+// Of ProductNode::rows for the model's longest inputs.
+std::size_t quantized_row_bytes(const GgufModel& model, int tokens, int threads) {
+    const auto bytes = [&](const Linear& linear) {
+        return linear.quantized ? QuantizedRows::bytes(tokens, linear.inputs()) : 0;
+    };
+    std::size_t most = bytes(model.output);
+    for (const LayerWeights& w : model.layers)
+        for (const Linear* linear : {&w.query, &w.key, &w.value, &w.output, &w.gate, &w.up, &w.down,
+                                     &w.shared_gate, &w.shared_up, &w.shared_down, &w.router})
+            most = std::max(most, bytes(*linear));
+    return most * std::size_t(threads);
+}
 
 // An upper bound.
 int nodes_of_layer(const GgufModel& model) {
@@ -214,14 +321,14 @@ void allocate(const ggml_gallocr_ptr& allocator, ggml_cgraph* graph) {
 struct OneLayer {
     ggml_context_ptr context;
     ggml_cgraph* graph = nullptr;
-    ExpandedProduct products[products_of_layer];
+    ProductNode products[products_of_layer];
 
     OneLayer(const GgufModel& model, const ExpandedLayer& weights, int layer, AttentionCall* call,
              float* hidden, std::int32_t* positions, int tokens)
         : context(graph_context(nodes_of_layer(model))) {
         ggml_tensor* h = external(context.get(), GGML_TYPE_F32, model.parameters().hidden, tokens, hidden);
         ggml_tensor* p = external(context.get(), GGML_TYPE_I32, tokens, 1, positions);
-        ggml_tensor* result = Builder(context.get(), model).layer(layer, h, p, call, &weights, products);
+        ggml_tensor* result = Builder(context.get(), model, products, nullptr).layer(layer, h, p, call, &weights);
         graph = ggml_new_graph_custom(context.get(), std::size_t(nodes_of_layer(model)), false);
         ggml_build_forward_expand(graph, result);
     }
@@ -307,6 +414,9 @@ struct DecoderGraph::State {
     std::vector<ggml_tensor*> hidden = {};        // behind each layer, if they are to be recorded
     std::vector<float> queries = {};              // of a recorded run [layers, tokens, heads, head_dim]
     std::unique_ptr<AttentionCall[]> calls = {};  // by layer
+    std::unique_ptr<ProductNode[]> products = {};
+    std::size_t product_count = 0;
+    Buffer quantized_rows = {};
 
     void build(std::int64_t count, bool record_hidden) {
         const HyperParameters& p = model.parameters();
@@ -317,7 +427,10 @@ struct DecoderGraph::State {
         positions = ggml_new_tensor_1d(context.get(), GGML_TYPE_I32, count);
         ggml_set_input(ids);
         ggml_set_input(positions);
-        const Builder builder(context.get(), model);
+        product_count = std::size_t(products_of_layer * p.layers + 1);
+        products = std::make_unique<ProductNode[]>(product_count);
+        quantized_rows.reserve(quantized_row_bytes(model, int(count), compute.threads()));
+        Builder builder(context.get(), model, products.get(), quantized_rows.as<std::byte>());
         hidden.clear();
         ggml_tensor* state = builder.embed(ids);
         for (int l = 0; l < p.layers; ++l) {
@@ -325,7 +438,7 @@ struct DecoderGraph::State {
             set_model(call, p, l);
             call.split = true;
             call.scratch = &scratch;
-            state = builder.layer(l, state, positions, &call, nullptr, nullptr);
+            state = builder.layer(l, state, positions, &call, nullptr);
             if (record_hidden) {  // a copy: the next layer adds to it in place
                 hidden.push_back(ggml_dup(context.get(), state));
                 ggml_set_output(hidden.back());
@@ -371,6 +484,7 @@ std::span<const float> DecoderGraph::run(std::span<const int> tokens, RaggedCach
     std::copy(tokens.begin(), tokens.end(), static_cast<std::int32_t*>(state.ids->data));
     auto* positions = static_cast<std::int32_t*>(state.positions->data);
     std::iota(positions, positions + tokens.size(), std::int32_t(first));
+    for (std::size_t i = 0; i < state.product_count; ++i) state.products[i].next_task = 0;
     state.compute.run(state.graph);
     for (std::size_t l = 0; l < layers && recording.queries != nullptr; ++l)
         std::copy_n(state.queries.data() + ((l + 1) * count - recording.tokens) * row, recording.tokens * row,
@@ -398,7 +512,7 @@ Rotation measure_rotation(const GgufModel& model, Compute& compute, int layer) {
     const ggml_context_ptr context = graph_context(nodes_of_layer(model));
     ggml_tensor* positions = external(context.get(), GGML_TYPE_I32, 1, 1, &position);
     ggml_tensor* input = external(context.get(), GGML_TYPE_F32, p.head_dim, 1, vector.data());
-    ggml_tensor* result = Builder(context.get(), model).rotate(input, layer, positions);
+    ggml_tensor* result = Builder(context.get(), model, nullptr, nullptr).rotate(input, layer, positions);
     ggml_set_output(result);
     ggml_cgraph* graph = ggml_new_graph_custom(context.get(), std::size_t(nodes_of_layer(model)), false);
     ggml_build_forward_expand(graph, result);
@@ -417,7 +531,9 @@ Rotation measure_rotation(const GgufModel& model, Compute& compute, int layer) {
 std::vector<float> final_logits(const GgufModel& model, Compute& compute, float* hidden) {
     const ggml_context_ptr context = graph_context(nodes_of_layer(model));
     ggml_tensor* input = external(context.get(), GGML_TYPE_F32, model.parameters().hidden, 1, hidden);
-    ggml_tensor* result = Builder(context.get(), model).logits(input);
+    ProductNode node;
+    const Buffer rows(quantized_row_bytes(model, 1, compute.threads()));
+    ggml_tensor* result = Builder(context.get(), model, &node, rows.as<std::byte>()).logits(input);
     ggml_cgraph* graph = ggml_new_graph_custom(context.get(), std::size_t(nodes_of_layer(model)), false);
     ggml_build_forward_expand(graph, result);
     const ggml_gallocr_ptr allocator = graph_allocator();

@@ -8,6 +8,7 @@
 
 #include "holdfast/error.hpp"
 #include "base/hash.hpp"
+#include "model/quantized_weights.hpp"
 
 namespace holdfast {
 
@@ -54,9 +55,8 @@ class TensorBinder {
     // Rows [first, first + outputs) of a matrix that holds several, with their part of its bias.
     Linear slice(const Linear& fused, int first, int outputs, ggml_context* views) {
         Linear part;
-        part.weight = ggml_view_2d(views, const_cast<ggml_tensor*>(fused.mapped), fused.inputs(), outputs,
-                                   fused.mapped->nb[1], std::size_t(first) * fused.mapped->nb[1]);
-        part.mapped = part.weight;
+        part.weight = ggml_view_2d(views, fused.weight, fused.inputs(), outputs,
+                                   fused.weight->nb[1], std::size_t(first) * fused.weight->nb[1]);
         if (fused.bias != nullptr)
             part.bias = ggml_view_1d(views, const_cast<ggml_tensor*>(fused.bias), outputs,
                                      std::size_t(first) * sizeof(float));
@@ -69,7 +69,6 @@ class TensorBinder {
     Linear linear(const std::string& name, std::int64_t inputs, std::int64_t outputs) {
         Linear linear;
         linear.weight = matrix(name + ".weight", inputs, outputs);
-        linear.mapped = linear.weight;
         linear.bias = vector(optional(name + ".bias", {outputs}));
         return linear;
     }
@@ -97,24 +96,13 @@ void read_row(const ggml_tensor* tensor, std::int64_t row, float* to) {
         ggml_get_type_traits(tensor->type)->to_float(from, to, tensor->ne[0]);
 }
 
-// Whether the CPU multiplies a matrix of this kind in a buffer type that lays weights out anew.
-bool multiplies_in(ggml_backend_dev_t device, ggml_backend_buffer_type_t type, const ggml_tensor* matrix) {
-    ggml_context_ptr context(ggml_init({ggml_tensor_overhead() * 4, nullptr, true}));
-    ggml_tensor* weight = ggml_new_tensor_2d(context.get(), matrix->type, matrix->ne[0], matrix->ne[1]);
-    ggml_tensor* input = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, matrix->ne[0], 8);
-    ggml_tensor* product = ggml_mul_mat(context.get(), weight, input);
-    ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(type, 0));
-    weight->buffer = buffer.get();
-    return ggml_backend_dev_supports_op(device, product);
-}
-
 }  // namespace
 
 GgufModel::GgufModel(const std::string& path, const ModelOptions& options)
     : file_(path), options_(options), parameters_(read_hyper_parameters(file_)) {
     apply_options(parameters_, options);
     bind_tensors();
-    repack();
+    quantize();
     fingerprint_ = compute_fingerprint();
 }
 
@@ -135,7 +123,6 @@ void GgufModel::bind_tensors() {
         output = bind.linear("output", p.hidden, p.vocabulary);
     } else {
         output.weight = embedding;  // tied
-        output.mapped = embedding;
     }
     for (int l = 0; l < p.layers; ++l) layers.push_back(bind_layer(bind, l));
     bind.refuse_unused();
@@ -185,7 +172,6 @@ LayerWeights GgufModel::bind_layer(TensorBinder& bind, int index) {
             if (a.shared_expert_gate) {
                 w.shared_router.weight =
                     bind.vector(bind.required(block + "ffn_gate_inp_shexp.weight", {p.hidden}));
-                w.shared_router.mapped = w.shared_router.weight;
             }
         }
     } else if (a.fused) {
@@ -211,50 +197,21 @@ std::vector<Linear*> GgufModel::matrices() {
     return all;
 }
 
-// Copies matrices into the CPU's own layouts where ggml has one for their type and this processor.
-void GgufModel::repack() {
-    ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    auto* extra_types =
-        reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(ggml_backend_reg_get_proc_address(
-            ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts"));
-    if (extra_types == nullptr) return;
-    ggml_backend_buffer_type_t* types = extra_types(device);
-    if (types == nullptr) return;
-
-    const std::vector<Linear*> all = matrices();
-    repacked_.reset(ggml_init({ggml_tensor_overhead() * all.size(), nullptr, true}));
-    for (; *types != nullptr; ++types) {
-        std::vector<std::pair<Linear*, ggml_tensor*>> fitting;
-        std::size_t bytes = 0;
-        const std::size_t alignment = ggml_backend_buft_get_alignment(*types);
-        for (Linear* linear : all) {
-            if (linear->weight != linear->mapped || !multiplies_in(device, *types, linear->mapped)) continue;
-            ggml_tensor* copy = ggml_new_tensor_2d(repacked_.get(), linear->mapped->type, linear->inputs(),
-                                                   linear->outputs());
-            fitting.emplace_back(linear, copy);
-            bytes += GGML_PAD(ggml_backend_buft_get_alloc_size(*types, copy), alignment);
-        }
-        if (fitting.empty()) continue;
-        ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(*types, bytes));
-        if (!buffer)
-            throw Error("not enough memory to lay " + std::to_string(bytes >> 20) +
-                        " MiB of weights out anew");
-        auto* address = static_cast<std::byte*>(ggml_backend_buffer_get_base(buffer.get()));
-        for (auto& [linear, copy] : fitting) {
-            ggml_backend_tensor_alloc(buffer.get(), copy, address);
-            ggml_backend_tensor_set(copy, linear->mapped->data, 0, ggml_nbytes(linear->mapped));
-            address += GGML_PAD(ggml_backend_buft_get_alloc_size(*types, copy), alignment);
-            linear->weight = copy;
-        }
-        repacked_buffers_.push_back(std::move(buffer));
-    }
-}
-
-std::size_t GgufModel::repacked_bytes() const {
+// Copies matrices into the layout of our own products, where their type has one.
+void GgufModel::quantize() {
     std::size_t bytes = 0;
-    for (const ggml_backend_buffer_ptr& buffer : repacked_buffers_)
-        bytes += ggml_backend_buffer_get_size(buffer.get());
-    return bytes;
+    for (const Linear* linear : matrices()) bytes += quantized_shape(linear->weight).bytes();
+    if (bytes == 0) return;
+    quantized_ = Buffer(bytes);
+    auto* next = quantized_.as<std::byte>();
+    for (Linear* linear : matrices()) {
+        QuantizedMatrix matrix = quantized_shape(linear->weight);
+        if (matrix.bits == 0) continue;
+        store_quantized(linear->weight, next);
+        matrix.groups = next;
+        linear->quantized = matrix;
+        next += matrix.bytes();
+    }
 }
 
 std::string GgufModel::compute_fingerprint() const {
@@ -364,7 +321,7 @@ void ExpandedLayer::expand(const LayerWeights& weights, std::span<const Pair> pa
         const Panel& panel = panels[std::size_t(i)];
         pack_panel(
             panel.panels, panel.index, panel.linear->outputs(), panel.linear->inputs(),
-            [&](int row, float* to) { read_row(panel.linear->mapped, row, to); },
+            [&](int row, float* to) { read_row(panel.linear->weight, row, to); },
             scratch_.as<float>() + std::size_t(thread) * scratch);
     });
 }

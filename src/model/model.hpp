@@ -7,6 +7,7 @@
 
 #include "base/memory.hpp"
 #include "kernels/matmul.hpp"
+#include "kernels/quantized.hpp"
 #include "model/compute.hpp"
 #include "model/gguf_file.hpp"
 #include "model/hyper_parameters.hpp"
@@ -15,14 +16,13 @@ namespace holdfast {
 
 // y = W x + b. ggml's shapes: weight [inputs, outputs], bias [outputs].
 struct Linear {
-    ggml_tensor* weight =
-        nullptr;  // what products with few tokens use: mapped, or repacked for this processor
-    const ggml_tensor* mapped = nullptr;
+    ggml_tensor* weight = nullptr;      // in the mapped file
     const ggml_tensor* bias = nullptr;  // fp32, or null
+    QuantizedMatrix quantized;          // what products with few tokens use, where the type has one
 
-    explicit operator bool() const { return mapped != nullptr; }
-    int inputs() const { return int(mapped->ne[0]); }
-    int outputs() const { return int(mapped->ne[1]); }
+    explicit operator bool() const { return weight != nullptr; }
+    int inputs() const { return int(weight->ne[0]); }
+    int outputs() const { return int(weight->ne[1]); }
     const float* bias_data() const {
         return bias == nullptr ? nullptr : static_cast<const float*>(bias->data);
     }
@@ -52,7 +52,7 @@ class GgufModel {
     const HyperParameters& parameters() const { return parameters_; }
     const ModelOptions& options() const { return options_; }
     std::size_t mapped_bytes() const { return file_.tensor_bytes(); }
-    std::size_t repacked_bytes() const;  // copies in another layout
+    std::size_t quantized_bytes() const { return quantized_.size(); }  // copies in our own layout
 
     // 16 hex digits that tell models apart: a hash of the hyper-parameters, the tensor table, and the first
     // and last bytes of each tensor.
@@ -70,7 +70,7 @@ class GgufModel {
   private:
     void bind_tensors();
     LayerWeights bind_layer(class TensorBinder& bind, int layer);
-    void repack();
+    void quantize();
     std::vector<Linear*> matrices();
 
     std::string compute_fingerprint() const;
@@ -80,8 +80,7 @@ class GgufModel {
     std::string fingerprint_;
     HyperParameters parameters_;
     ggml_context_ptr views_;  // of parts of fused matrices
-    ggml_context_ptr repacked_;
-    std::vector<ggml_backend_buffer_ptr> repacked_buffers_;
+    Buffer quantized_;
 };
 
 // One layer's matrices, expanded to fp32 panels: what products with many tokens use.
