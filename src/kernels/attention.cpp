@@ -117,6 +117,9 @@ void Attend(const AttentionTask& task, const AttentionPartial& result, float* wo
     std::fill(result.sum, result.sum + task.rows, 0.0f);
     const std::uint32_t last_page = task.slot_end == 0 ? 0 : (task.slot_end - 1) / page_tokens;
 
+    if (!PromoteFirst(task))  // the keys of the first block; later ones are fetched on the way
+        for (std::uint32_t p = task.slot_begin / page_tokens; p <= last_page && p < (task.slot_begin + attention_block) / page_tokens; ++p)
+            for (int i = 0; i < task.head_dim; ++i) PrefetchLine(page_keys(task.pages[p]) + i * page_tokens);
     for (std::uint32_t begin = task.slot_begin; begin < task.slot_end; begin += attention_block) {
         const std::uint32_t count = std::min(attention_block, task.slot_end - begin);
         const std::uint32_t first = begin / page_tokens;

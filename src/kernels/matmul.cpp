@@ -11,31 +11,43 @@ HWY_BEFORE_NAMESPACE();
 namespace holdfast {
 namespace HWY_NAMESPACE {
 
-// A block of rows stays in the second-level cache while the panels pass by; a long depth is cut, so that
-// one slice of a panel and of a row tile fit the caches too.
+// One slice of the depth of a block of rows stays in the second-level cache while that of the panels passes by:
+// a copy of it, since rows that are a multiple of 4 KiB apart would fall into the same few lines of the first.
 constexpr int kBlockRows = 96;
-constexpr int kBlockDepth = 512;
+constexpr int kBlockDepth = 640;
+constexpr int kSliceStride = kBlockDepth + 16;
 
 void Matmul(int rows, const float* a, std::size_t a_stride, const PackedMatrix& weights, int panel_begin,
             int panel_end, const float* bias, float* c, std::size_t c_stride) {
+    alignas(64) float block_slice[kBlockRows * kSliceStride];
     alignas(64) float tail[kBlockRows * kPanel];  // the last panel may hang over the end of C's rows
+    const int slices = (weights.inputs + kBlockDepth - 1) / kBlockDepth;
+    const int most = (weights.inputs + slices - 1) / slices;  // of nearly equal slices
     for (int row = 0; row < rows; row += kBlockRows) {
         const int block = std::min(kBlockRows, rows - row);
-        for (int index = panel_begin; index < panel_end; ++index) {
-            const int columns = std::min(kPanel, weights.outputs - index * kPanel);
-            float* target = c + row * c_stride + index * kPanel;
-            float* out = columns == kPanel ? target : tail;
-            const std::size_t stride = columns == kPanel ? c_stride : std::size_t(kPanel);
-            for (int depth = 0; depth < weights.inputs; depth += kBlockDepth) {
-                const int slice = std::min(kBlockDepth, weights.inputs - depth);
-                PanelRows(block, std::size_t(slice), a + row * a_stride + depth, a_stride,
-                          weights.panel(index) + std::size_t(depth) * kPanel, kPanel, out, stride, depth > 0);
-            }
-            if (out == target && bias == nullptr) continue;
+        const auto columns = [&](int index) { return std::min(kPanel, weights.outputs - index * kPanel); };
+        for (int depth = 0, slice; depth < weights.inputs; depth += slice) {
+            slice = std::min(most, weights.inputs - depth);
             for (int r = 0; r < block; ++r)
-                for (int j = 0; j < columns; ++j)
+                std::copy_n(a + (row + r) * a_stride + depth, slice, block_slice + r * kSliceStride);
+            for (int index = panel_begin; index < panel_end; ++index) {
+                const bool whole = columns(index) == kPanel;
+                PanelRows(block, std::size_t(slice), block_slice, kSliceStride,
+                          weights.panel(index) + std::size_t(depth) * kPanel, kPanel,
+                          whole ? c + row * c_stride + index * kPanel : tail,
+                          whole ? c_stride : std::size_t(kPanel), depth > 0);
+            }
+        }
+        for (int index = panel_begin; index < panel_end; ++index) {
+            const bool whole = columns(index) == kPanel;
+            if (whole && bias == nullptr) continue;
+            float* target = c + row * c_stride + index * kPanel;
+            const float* from = whole ? target : tail;
+            const std::size_t stride = whole ? c_stride : std::size_t(kPanel);
+            for (int r = 0; r < block; ++r)
+                for (int j = 0; j < columns(index); ++j)
                     target[r * c_stride + j] =
-                        out[r * stride + j] + (bias == nullptr ? 0.0f : bias[index * kPanel + j]);
+                        from[r * stride + j] + (bias == nullptr ? 0.0f : bias[index * kPanel + j]);
         }
     }
 }

@@ -16,7 +16,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -55,6 +54,11 @@ HWY_INLINE Vector LoadFloats(const std::uint16_t* from) {  // fp16
     return hn::PromoteTo(Floats(), hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(from)));
 }
 
+// Into the second-level cache, which has more requests in flight than the first: on Zen 4 three times the rate.
+HWY_INLINE void PrefetchLine(const void* line) {
+    __builtin_prefetch(line, 0, 2);
+}
+
 // One tile of Rows ≤ kTileRows rows. With `add`, C's old values start the chains. With Ahead, the `depth` cache
 // lines from `ahead` on are prefetched, one with each step.
 template <int Rows, bool Ahead, class Element>
@@ -69,7 +73,7 @@ HWY_NOINLINE void PanelTile(std::size_t depth, const float* HWY_RESTRICT a, std:
         for (int v = 0; v < kVectors; ++v)
             sum[r][v] = add ? hn::LoadU(d, c + r * c_stride + v * kLanes) : hn::Zero(d);
     for (std::size_t k = 0; k < depth; ++k) {
-        if constexpr (Ahead) hwy::Prefetch(ahead + k * (64 / sizeof(Element)));
+        if constexpr (Ahead) PrefetchLine(ahead + k * (64 / sizeof(Element)));
         Vector row[kVectors];
 #pragma GCC unroll 16
         for (int v = 0; v < kVectors; ++v) row[v] = LoadFloats(b + k * b_stride + v * kLanes);

@@ -6,7 +6,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/quantized.cpp"
 #include "hwy/foreach_target.h"
-#include "hwy/cache_control.h"
 #include "kernels/panel-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -190,7 +189,7 @@ HWY_NOINLINE void Group(const std::byte* blocks, int block_count, const Quantize
         const std::byte* block = blocks + std::size_t(b) * block_bytes;
         const auto* weights = reinterpret_cast<const std::uint8_t*>(block);
         constexpr int ahead = 4096;
-        for (std::size_t line = 0; line < block_bytes; line += 64) hwy::Prefetch(block + ahead + line);
+        for (std::size_t line = 0; line < block_bytes; line += 64) PrefetchLine(block + ahead + line);
         WholeVector whole[Rows][kGroupVectors];
         for (int r = 0; r < Rows; ++r)
             for (int v = 0; v < kGroupVectors; ++v) whole[r][v] = hn::Zero(Whole());

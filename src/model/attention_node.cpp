@@ -6,8 +6,6 @@ namespace holdfast {
 
 namespace {
 
-constexpr std::uint32_t split_slots = 2 * attention_block;  // of one split task
-
 constexpr std::size_t round16(std::size_t floats) {
     return (floats + 15) / 16 * 16;
 }  // whole cache lines
@@ -15,10 +13,10 @@ constexpr std::size_t round16(std::size_t floats) {
 // How a run's work is cut into tasks: one KV head, a block of tokens and, when split, a range of slots.
 // It depends on the shapes alone, never on the number of threads.
 struct Partition {
-    int head_dim, group, tokens, block_tokens, blocks, rows;
+    int kv_heads, head_dim, group, tokens, block_tokens, blocks, rows;
 
     Partition(int heads, int kv_heads, int head_dim, int tokens)
-        : head_dim(head_dim), group(heads / kv_heads), tokens(tokens) {
+        : kv_heads(kv_heads), head_dim(head_dim), group(heads / kv_heads), tokens(tokens) {
         block_tokens = std::min(tokens, std::max(1, 48 / group));
         blocks = (tokens + block_tokens - 1) / block_tokens;
         rows = block_tokens * group;
@@ -26,7 +24,15 @@ struct Partition {
     Partition(const AttentionCall& call, int tokens)
         : Partition(call.heads, call.cache->kv_heads(), call.cache->head_dim(), tokens) {}
 
-    static int splits(std::uint32_t longest) { return int((longest + split_slots - 1) / split_slots); }
+    // Of one split: as long as leaves some 24 tasks to divide among threads, since each begins with memory that
+    // nobody fetched ahead.
+    std::uint32_t split_slots(std::uint32_t longest) const {
+        const std::uint32_t slots = longest * std::uint32_t(kv_heads) / 24;
+        return std::clamp(slots / attention_block * attention_block, attention_block, 8 * attention_block);
+    }
+    int splits(std::uint32_t longest) const {
+        return int((longest + split_slots(longest) - 1) / split_slots(longest));
+    }
 
     std::size_t partial_floats() const {
         return round16(std::size_t(rows) * std::size_t(padded_head_dim(head_dim) + 2));
@@ -109,7 +115,8 @@ void attend_tasks(ggml_tensor* result, int thread, int, void* userdata) {
     const ggml_tensor* query = result->src[0];
     RaggedCache& cache = *call.cache;
     const Partition cut(call, int(query->ne[2]));
-    const int splits = call.split ? Partition::splits(longest_head(cache, call.layer)) : 1;
+    const std::uint32_t longest = longest_head(cache, call.layer), split_slots = cut.split_slots(longest);
+    const int splits = call.split ? cut.splits(longest) : 1;
 
     float* memory = call.scratch->threads.as<float>() + std::size_t(thread) * cut.thread_floats();
     float* rows = memory;
@@ -157,7 +164,7 @@ void attend_tasks(ggml_tensor* result, int thread, int, void* userdata) {
 void combine(ggml_tensor* result, int thread, int threads, void* userdata) {
     AttentionCall& call = *static_cast<AttentionCall*>(userdata);
     const Partition cut(call, int(result->src[0]->ne[2]));
-    const int splits = Partition::splits(longest_head(*call.cache, call.layer));
+    const int splits = cut.splits(longest_head(*call.cache, call.layer));
     std::vector<AttentionPartial> partials(std::size_t(splits), AttentionPartial{});
     for (int i = thread; i < call.cache->kv_heads() * cut.blocks; i += threads) {
         const int head = i / cut.blocks, block = i % cut.blocks;
@@ -177,7 +184,7 @@ void AttentionScratch::prepare(const AttentionCall& call, int tokens, int thread
     threads.reserve(cut.thread_floats() * std::size_t(thread_count) * sizeof(float));
     if (!call.split) return;
     const std::size_t tasks = std::size_t(call.cache->kv_heads() * cut.blocks) *
-                              std::size_t(Partition::splits(longest_head(*call.cache, call.layer)));
+                              std::size_t(cut.splits(longest_head(*call.cache, call.layer)));
     partials.reserve(tasks * cut.partial_floats() * sizeof(float));
 }
 
