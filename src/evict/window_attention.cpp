@@ -26,12 +26,16 @@ float pooled_rescale(std::span<const float> past, int kernel) {
     // Σ_j pool(x)[j] without pooling: x[i] is counted once for each window that covers it.
     const std::int64_t n = std::int64_t(past.size());
     double before = 0, after = 0;
-    for (std::int64_t i = 0; i < n; ++i) {
+    const auto at_edge = [&](std::int64_t i) {
         const std::int64_t first = std::max<std::int64_t>(0, i + kernel / 2 - kernel + 1);
         const std::int64_t last = std::min<std::int64_t>(n - 1, i + kernel / 2);
-        before += past[std::size_t(i)];
         after += double(past[std::size_t(i)]) * double(last - first + 1) / kernel;
-    }
+    };
+    const std::int64_t inner_begin = std::min<std::int64_t>(n, kernel), inner_end = std::max(inner_begin, n - kernel);
+    for (std::int64_t i = 0; i < inner_begin; ++i) at_edge(i);
+    for (std::int64_t i = inner_begin; i < inner_end; ++i) after += double(past[std::size_t(i)]);
+    for (std::int64_t i = inner_end; i < n; ++i) at_edge(i);
+    for (float value : past) before += double(value);
     return after > 0 ? float(before / after) : 1.0f;
 }
 

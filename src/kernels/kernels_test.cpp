@@ -8,6 +8,7 @@
 
 #include "kernels/attention.hpp"
 #include "kernels/matmul.hpp"
+#include "kernels/quantized.hpp"
 #include "kernels/simd.hpp"
 #include "kernels/vnorm.hpp"
 
@@ -224,6 +225,109 @@ TEST_F(EveryTarget, MatmulEqualsThePlainOne) {
                 ASSERT_NEAR(first[std::size_t(r * outputs + o)], sum, 2e-6 * inputs);
             }
     }
+}
+
+// Breaks if a code, a scale, an offset or a tail is read from the wrong place, if 16-bit sums overflow at the
+// largest codes, or if instruction sets, row tiles or the division of groups change a single bit.
+TEST_F(EveryTarget, QuantizedProductEqualsThePlainOne) {
+    struct Case {
+        int bits, rows, inputs, outputs;
+        bool largest;
+    };
+    for (const auto& [bits, rows, inputs, outputs, largest] :
+         {Case{4, 1, 32, 1, false}, Case{4, 3, 96, 17, false}, Case{4, 9, 576, 48, false},
+          Case{4, 2, 64, 16, true}, Case{8, 1, 32, 5, false}, Case{8, 4, 160, 33, false},
+          Case{8, 2, 64, 16, true}}) {
+        QuantizedMatrix shape;
+        shape.bits = bits, shape.inputs = inputs, shape.outputs = outputs;
+        std::vector<std::byte> groups(shape.bytes());
+        std::vector<double> weights(std::size_t(inputs * outputs));
+        std::mt19937 random(7);
+        for (int o = 0; o < outputs; ++o)
+            for (int b = 0; b < inputs / 32; ++b) {
+                QuantizedBlock block = {};
+                block.scale = fp32_to_fp16(float(random() % 100) / 500 - 0.1f);
+                block.offset = fp32_to_fp16(float(random() % 100) / 100 - 0.5f);
+                for (int i = 0; i < 32; ++i) {
+                    const int code = int(largest ? (1u << bits) - 1 : random() % (1u << bits));
+                    if (bits == 8)
+                        block.codes[i] = std::uint8_t(code);
+                    else
+                        block.codes[i % 16] = std::uint8_t(block.codes[i % 16] | code << (i < 16 ? 0 : 4));
+                    weights[std::size_t(o * inputs + b * 32 + i)] =
+                        double(fp16_to_fp32(block.scale)) * code + double(fp16_to_fp32(block.offset));
+                }
+                store_block(groups.data() + std::size_t(o / 16) * shape.group_bytes() +
+                                std::size_t(b) * shape.block_bytes(),
+                            bits, o % 16, block);
+            }
+        shape.groups = groups.data();
+        std::vector<float> x = random_floats(std::size_t(rows * inputs));
+        if (largest) std::fill(x.begin(), x.end(), -2.5f);
+        const std::vector<float> bias = random_floats(std::size_t(outputs));
+        std::vector<float> first;
+        for (const SimdTarget& target : simd_targets()) {
+            use_simd_target(target.name);
+            std::vector<std::byte> memory(QuantizedRows::bytes(rows, inputs));
+            const QuantizedRows quantized = QuantizedRows::at(memory.data(), rows, inputs);
+            quantize_rows(rows, x.data(), std::size_t(inputs), quantized);
+            std::vector<float> y(std::size_t(rows * outputs), NAN), alone(y);
+            const int middle = shape.group_count() / 2;
+            quantized_product(shape, 0, middle, rows, quantized, bias.data(), y.data(), std::size_t(outputs));
+            quantized_product(shape, middle, shape.group_count(), rows, quantized, bias.data(), y.data(),
+                              std::size_t(outputs));
+            if (first.empty()) first = y;
+            ASSERT_EQ(y, first) << target.name;
+            for (int r = 0; r < rows; ++r) {
+                quantize_rows(1, x.data() + r * inputs, std::size_t(inputs), quantized);
+                quantized_product(shape, 0, shape.group_count(), 1, quantized, bias.data(),
+                                  alone.data() + r * outputs, std::size_t(outputs));
+            }
+            ASSERT_EQ(alone, first) << target.name;
+        }
+        for (int r = 0; r < rows; ++r)
+            for (int o = 0; o < outputs; ++o) {
+                double sum = bias[std::size_t(o)], rounding = 1e-5;
+                for (int b = 0; b < inputs / 32; ++b) {
+                    double most = 0, size = 0;
+                    for (int i = b * 32; i < b * 32 + 32; ++i) {
+                        const double w = weights[std::size_t(o * inputs + i)], v = double(x[std::size_t(r * inputs + i)]);
+                        sum += w * v;
+                        size += std::abs(w);
+                        most = std::max(most, std::abs(v));
+                    }
+                    rounding += size * (most / 127 / 2 + 1e-4);  // half a step of 8 bits
+                }
+                ASSERT_NEAR(first[std::size_t(r * outputs + o)], sum, rounding) << bits << " bits, " << inputs;
+            }
+    }
+}
+
+// Breaks if any size of group, head or context that models have falls between the kernel's tiles.
+TEST_F(EveryTarget, AttentionOfOneTokenAtAllSizes) {
+    for (const int head_dim : {64, 80, 96, 128, 256})
+        for (const std::uint32_t tokens : {1u, 31u, 33u, 127u, 129u, 1023u, 4097u}) {
+            const Pages pages(tokens, head_dim);
+            for (int group = 1; group <= 8; ++group) {
+                const Shape shape{group, head_dim, tokens};
+                const std::vector<float> queries = random_floats(std::size_t(group * head_dim), 0.2f);
+                const std::vector<std::uint32_t> visible(std::size_t(group), tokens);
+                std::vector<float> first;
+                for (const SimdTarget& target : simd_targets()) {
+                    if (tokens > 129 && target.name == simd_targets().back().name && group > 1) continue;
+                    use_simd_target(target.name);
+                    const std::vector<float> output = run_attention(pages, shape, queries, visible, 1024);
+                    if (first.empty()) first = output;
+                    ASSERT_EQ(output, first) << target.name << " " << head_dim << " " << tokens;
+                }
+                const int row = group - 1;
+                const std::vector<double> plain =
+                    plain_attention(pages, queries.data() + row * head_dim, 0, tokens, 0);
+                for (int i = 0; i < head_dim; ++i)
+                    ASSERT_NEAR(first[std::size_t(row * head_dim + i)], plain[std::size_t(i)], 2e-5)
+                        << "group " << group << ", head " << head_dim << ", " << tokens << " tokens";
+            }
+        }
 }
 
 // Breaks if a query head's slice of the output projection or the mean over the group is wrong.

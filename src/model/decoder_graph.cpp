@@ -65,7 +65,7 @@ void run_products(ggml_tensor* result, int thread, int threads, void* userdata) 
                   : QuantizedRows();
     if (quantized) quantize_rows(tokens, x, std::size_t(inputs), rows);
     const int rows_of_task = quantized ? tokens : 96;
-    const int units_of_task = quantized ? std::max(1, all / (8 * threads)) : 4;
+    const int units_of_task = std::max(1, quantized ? all / (8 * threads) : std::min(8, all / threads));
     const int row_tasks = (tokens + rows_of_task - 1) / rows_of_task;
     const int unit_tasks = (all + units_of_task - 1) / units_of_task;
     for (int task;
