@@ -11,9 +11,9 @@ demo: build
 	@scripts/demo.py $(BUILD)/src/holdfast
 
 test: setup
-	@scripts/install-packages.sh test
+	@scripts/install-packages.sh test bench
 	@scripts/fetch.sh gemma3 jieba
-	@scripts/test.sh release $(BUILD) -DHOLDFAST_SANITIZE=OFF $(CMAKE_FLAGS)
+	@scripts/test.sh release $(BUILD) -DHOLDFAST_SANITIZE=OFF -DHOLDFAST_BENCH=ON $(CMAKE_FLAGS)
 	@scripts/test.sh sanitized $(BUILD)-sanitize -DHOLDFAST_SANITIZE=address $(CMAKE_FLAGS)
 	@scripts/test-threads.sh $(BUILD)-threads $(CMAKE_FLAGS)
 	@scripts/fuzz.sh $(BUILD)-fuzz $(CMAKE_FLAGS)
@@ -28,8 +28,14 @@ setup:
 	@scripts/install-packages.sh
 	@scripts/fetch.sh
 
+# The kernels beside the machine's limits, then reading and decoding beside llama.cpp.
+BENCH ?=
 bench: build
-	@bench/compare-llama.py $(BUILD)/src/holdfast
+	@scripts/install-packages.sh bench
+	@cmake -S . -B $(BUILD) -DHOLDFAST_BENCH=ON >/dev/null
+	@cmake --build $(BUILD) --target kernels_bench
+	@$(BUILD)/bench/kernels_bench
+	@bench/compare-llama.py $(BUILD)/src/holdfast $(BENCH)
 
 # Eight methods on the tasks of RULER that need no download; goes on where it was interrupted.
 QUICK_EVAL ?= quick-eval

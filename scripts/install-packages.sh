@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# install-packages.sh [test]: installs the Debian packages of packages.txt (and test-packages.txt) that are
-# missing. Without root or apt-get it names them and stops, so that somebody who may can install them.
+# install-packages.sh [test|bench]...: installs the Debian packages of packages.txt (and of test-packages.txt,
+# bench-packages.txt) that are missing. Without root or apt-get it names them and stops, so that somebody who may can install them.
 set -euo pipefail
 lists=("$(dirname "$0")/packages.txt")
-[ "${1:-}" != test ] || lists+=("$(dirname "$0")/test-packages.txt")
+for more in "$@"; do lists+=("$(dirname "$0")/$more-packages.txt"); done
 
 missing=()
 while read -r package; do

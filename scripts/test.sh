@@ -7,7 +7,7 @@ cmake -S . -B "$build" -G Ninja -DHOLDFAST_TESTS=ON "$@" >/dev/null
 cmake --build "$build"
 
 state="$( (find "$build/src" "$build/tests" "$build"/libholdfast.so -maxdepth 1 -perm -u+x -not -type d -print0
-           find cmake docs/contexts.md examples include tests -type f -not -path '*/__pycache__/*' -print0) |
+           find bench cmake docs/contexts.md examples include tests -type f -not -path '*/__pycache__/*' -print0) |
          sort -z | xargs -0 sha256sum | sha256sum)"
 if [ "$(cat "$build/tests.passed" 2>/dev/null)" = "$state" ]; then
     echo "$name: all tests passed before, and nothing has changed since"
