@@ -57,18 +57,17 @@ def llama(program, model, context):
 
 
 def holdfast(model, context):
-    def measure(*budgets):
+    def measure(budget):
         with tempfile.TemporaryDirectory() as folder:
             figures = pathlib.Path(folder) / "figures.json"
             run([options.program, "bench", "-m", model, "-t", options.threads, "-n", options.tokens, "--contexts", context,
-                 "--budgets", ",".join(budgets), "--set", "vnorm=gram", "--json", figures])
-            return json.loads(figures.read_text())
-    full, small = measure("100%", BUDGET)
+                 "--budgets", budget, "--set", "vnorm=gram", "--json", figures])
+            return json.loads(figures.read_text())[0]
+    full, small = measure("100%"), measure(BUDGET)
     seconds = context / small["prefill_tokens_per_second"][0]
     return {"prefill": full["prefill_tokens_per_second"][0], "decode": full["decode_tokens_per_second"][0],
             "decode at " + BUDGET: small["decode_tokens_per_second"][0],
-            "compression share": small["compression_seconds"][0] / seconds,
-            "memory at " + BUDGET: measure(BUDGET)[0]["peak_bytes"]}
+            "compression share": small["compression_seconds"][0] / seconds, "memory at " + BUDGET: small["peak_bytes"]}
 
 
 def table(model, context, rows):

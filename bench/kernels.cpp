@@ -33,7 +33,8 @@ std::vector<float> random_floats(std::size_t count) {
     return values;
 }
 
-// Runs the same work in all threads at once, each with its own data; what is measured is until the last one ends.
+// Runs the same work in all threads at once, each with its own data; what is measured is until the last one
+// ends.
 template <class Make>
 void measure(benchmark::State& state, const Make& make) {
     const int threads = int(state.range(0));
@@ -131,7 +132,8 @@ void QuantizedProduct(benchmark::State& state) {
     set_bytes(state, double(matrices) * double(weights.bytes()));
 }
 
-// Pages of several heads, each head's in runs of 16, as reading a context in chunks of 512 tokens leaves them.
+// Pages of several heads, each head's in runs of 16, as reading a context in chunks of 512 tokens leaves
+// them.
 class Heads {
   public:
     Heads(std::size_t heads, std::size_t tokens, int head_dim)
@@ -176,7 +178,8 @@ struct Task {
     }
 };
 
-// One token's query heads of a KV head over its keys and values, in splits of 256 slots. group, head_dim, keys.
+// One token's query heads of a KV head over its keys and values, in splits of 256 slots. group, head_dim,
+// keys.
 void DecodeAttention(benchmark::State& state) {
     const int group = int(state.range(1)), head_dim = int(state.range(2));
     const auto keys = std::uint32_t(state.range(3));

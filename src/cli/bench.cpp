@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -15,8 +14,9 @@
 #include "cli/model_options.hpp"
 #include "cli/terminal.hpp"
 #include "engine/context.hpp"
-#include "engine/session.hpp"
 #include "kernels/simd.hpp"
+#include "model/decoder_graph.hpp"
+#include "model/hyper_parameters.hpp"
 
 namespace holdfast {
 
@@ -101,12 +101,12 @@ void run(const BenchOptions& options) {
     std::vector<CompressionRequest> requests;
     for (const std::string& text : options.budgets) requests.push_back(parse_budget(text, options));
 
+    const std::uint32_t trained = read_hyper_parameters(GgufFile(options.model)).context_length;
     Compute compute(options.threads, was_interrupted);
     nlohmann::ordered_json results = nlohmann::ordered_json::array();
     bool headed = false;
     for (const std::uint32_t tokens : contexts) {
         ModelOptions how;
-        const std::uint32_t trained = GgufModel(options.model).parameters().context_length;
         const std::uint32_t needed = tokens + std::uint32_t(options.decoded) + 1;
         const bool beyond = needed > trained;
         if (beyond) how = {needed, "linear", 0};

@@ -31,7 +31,8 @@ float pooled_rescale(std::span<const float> past, int kernel) {
         const std::int64_t last = std::min<std::int64_t>(n - 1, i + kernel / 2);
         after += double(past[std::size_t(i)]) * double(last - first + 1) / kernel;
     };
-    const std::int64_t inner_begin = std::min<std::int64_t>(n, kernel), inner_end = std::max(inner_begin, n - kernel);
+    const std::int64_t inner_begin = std::min<std::int64_t>(n, kernel),
+                       inner_end = std::max(inner_begin, n - kernel);
     for (std::int64_t i = 0; i < inner_begin; ++i) at_edge(i);
     for (std::int64_t i = inner_begin; i < inner_end; ++i) after += double(past[std::size_t(i)]);
     for (std::int64_t i = inner_end; i < n; ++i) at_edge(i);

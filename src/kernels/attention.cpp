@@ -35,8 +35,8 @@ void CapScores(const AttentionTask& task, float* scores, std::size_t stride) {
         }
 }
 
-// scores [rows, stride] of the slots of one page. Few rows are bound by memory: meanwhile the page's values are
-// fetched.
+// scores [rows, stride] of the slots of one page. Few rows are bound by memory: meanwhile the page's values
+// are fetched.
 HWY_INLINE void ScorePage(const AttentionTask& task, const fp16_t* page, float* scores, std::size_t stride,
                           float* promoted) {
     const std::size_t depth = std::size_t(task.head_dim);
@@ -118,7 +118,8 @@ void Attend(const AttentionTask& task, const AttentionPartial& result, float* wo
     const std::uint32_t last_page = task.slot_end == 0 ? 0 : (task.slot_end - 1) / page_tokens;
 
     if (!PromoteFirst(task))  // the keys of the first block; later ones are fetched on the way
-        for (std::uint32_t p = task.slot_begin / page_tokens; p <= last_page && p < (task.slot_begin + attention_block) / page_tokens; ++p)
+        for (std::uint32_t p = task.slot_begin / page_tokens;
+             p <= last_page && p < (task.slot_begin + attention_block) / page_tokens; ++p)
             for (int i = 0; i < task.head_dim; ++i) PrefetchLine(page_keys(task.pages[p]) + i * page_tokens);
     for (std::uint32_t begin = task.slot_begin; begin < task.slot_end; begin += attention_block) {
         const std::uint32_t count = std::min(attention_block, task.slot_end - begin);

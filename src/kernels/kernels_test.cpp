@@ -291,14 +291,16 @@ TEST_F(EveryTarget, QuantizedProductEqualsThePlainOne) {
                 for (int b = 0; b < inputs / 32; ++b) {
                     double most = 0, size = 0;
                     for (int i = b * 32; i < b * 32 + 32; ++i) {
-                        const double w = weights[std::size_t(o * inputs + i)], v = double(x[std::size_t(r * inputs + i)]);
+                        const double w = weights[std::size_t(o * inputs + i)],
+                                     v = double(x[std::size_t(r * inputs + i)]);
                         sum += w * v;
                         size += std::abs(w);
                         most = std::max(most, std::abs(v));
                     }
                     rounding += size * (most / 127 / 2 + 1e-4);  // half a step of 8 bits
                 }
-                ASSERT_NEAR(first[std::size_t(r * outputs + o)], sum, rounding) << bits << " bits, " << inputs;
+                ASSERT_NEAR(first[std::size_t(r * outputs + o)], sum, rounding)
+                    << bits << " bits, " << inputs;
             }
     }
 }

@@ -11,8 +11,9 @@ HWY_BEFORE_NAMESPACE();
 namespace holdfast {
 namespace HWY_NAMESPACE {
 
-// One slice of the depth of a block of rows stays in the second-level cache while that of the panels passes by:
-// a copy of it, since rows that are a multiple of 4 KiB apart would fall into the same few lines of the first.
+// One slice of the depth of a block of rows stays in the second-level cache while that of the panels passes
+// by: a copy of it, since rows that are a multiple of 4 KiB apart would fall into the same few lines of the
+// first.
 constexpr int kBlockRows = 96;
 constexpr int kBlockDepth = 640;
 constexpr int kSliceStride = kBlockDepth + 16;

@@ -54,13 +54,14 @@ HWY_INLINE Vector LoadFloats(const std::uint16_t* from) {  // fp16
     return hn::PromoteTo(Floats(), hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(from)));
 }
 
-// Into the second-level cache, which has more requests in flight than the first: on Zen 4 three times the rate.
+// Into the second-level cache, which has more requests in flight than the first: on Zen 4 three times the
+// rate.
 HWY_INLINE void PrefetchLine(const void* line) {
     __builtin_prefetch(line, 0, 2);
 }
 
-// One tile of Rows ≤ kTileRows rows. With `add`, C's old values start the chains. With Ahead, the `depth` cache
-// lines from `ahead` on are prefetched, one with each step.
+// One tile of Rows ≤ kTileRows rows. With `add`, C's old values start the chains. With Ahead, the `depth`
+// cache lines from `ahead` on are prefetched, one with each step.
 template <int Rows, bool Ahead, class Element>
 HWY_NOINLINE void PanelTile(std::size_t depth, const float* HWY_RESTRICT a, std::size_t a_stride,
                             const Element* HWY_RESTRICT b, std::size_t b_stride, float* HWY_RESTRICT c,

@@ -142,8 +142,8 @@ HWY_INLINE void NarrowBlock(const std::uint8_t* codes, const std::int8_t* x, std
 #else  // portable
 
 template <int Rows, class CodeOf>
-HWY_INLINE void PlainBlock(const std::int8_t* x, std::size_t stride,
-                           WholeVector (&sums)[Rows][kGroupVectors], const CodeOf& code_of) {
+HWY_INLINE void PlainBlock(const std::int8_t* x, std::size_t stride, WholeVector (&sums)[Rows][kGroupVectors],
+                           const CodeOf& code_of) {
     for (int r = 0; r < Rows; ++r) {
         alignas(64) std::int32_t sum[quantized_outputs] = {};
         for (int i = 0; i < quantized_inputs; ++i)
@@ -156,8 +156,7 @@ HWY_INLINE void PlainBlock(const std::int8_t* x, std::size_t stride,
 template <int Rows>
 HWY_INLINE void WideBlock(const std::uint8_t* codes, const std::int8_t* x, std::size_t stride,
                           WholeVector (&sums)[Rows][kGroupVectors]) {
-    PlainBlock<Rows>(x, stride, sums,
-                     [=](int lane, int i) { return codes[i / 4 * 64 + lane * 4 + i % 4]; });
+    PlainBlock<Rows>(x, stride, sums, [=](int lane, int i) { return codes[i / 4 * 64 + lane * 4 + i % 4]; });
 }
 
 template <int Rows>
@@ -227,10 +226,17 @@ void Product(const QuantizedMatrix& weights, int begin, int end, int rows, const
         for (int row = 0; row < rows; row += tile) {
             const int count = std::min(tile, rows - row);
             switch (count) {
-                case 1: Group<1, Bits>(from, blocks, x, row, result); break;
-                case 2: Group<2, Bits>(from, blocks, x, row, result); break;
-                case 3: Group<3, Bits>(from, blocks, x, row, result); break;
-                default: Group<4, Bits>(from, blocks, x, row, result);
+                case 1:
+                    Group<1, Bits>(from, blocks, x, row, result);
+                    break;
+                case 2:
+                    Group<2, Bits>(from, blocks, x, row, result);
+                    break;
+                case 3:
+                    Group<3, Bits>(from, blocks, x, row, result);
+                    break;
+                default:
+                    Group<4, Bits>(from, blocks, x, row, result);
             }
             for (int r = 0; r < count; ++r)
                 for (int i = 0; i < columns; ++i)

@@ -58,8 +58,8 @@ struct QuantizedRows {
 };
 void quantize_rows(int rows, const float* x, std::size_t stride, const QuantizedRows& to);
 
-// y[r · stride + o] = Σ_i W[o, i] x[r, i] + bias[o] for the outputs o of groups [begin, end). bias may be null.
-// The same bits on every instruction set, however rows and groups are divided among calls.
+// y[r · stride + o] = Σ_i W[o, i] x[r, i] + bias[o] for the outputs o of groups [begin, end). bias may be
+// null. The same bits on every instruction set, however rows and groups are divided among calls.
 void quantized_product(const QuantizedMatrix& weights, int begin, int end, int rows, const QuantizedRows& x,
                        const float* bias, float* y, std::size_t stride);
 

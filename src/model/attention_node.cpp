@@ -24,8 +24,8 @@ struct Partition {
     Partition(const AttentionCall& call, int tokens)
         : Partition(call.heads, call.cache->kv_heads(), call.cache->head_dim(), tokens) {}
 
-    // Of one split: as long as leaves some 24 tasks to divide among threads, since each begins with memory that
-    // nobody fetched ahead.
+    // Of one split: as long as leaves some 24 tasks to divide among threads, since each begins with memory
+    // that nobody fetched ahead.
     std::uint32_t split_slots(std::uint32_t longest) const {
         const std::uint32_t slots = longest * std::uint32_t(kv_heads) / 24;
         return std::clamp(slots / attention_block * attention_block, attention_block, 8 * attention_block);

@@ -16,7 +16,7 @@ namespace {
 // one each. Its result has them one after another, each [outputs, tokens].
 struct ProductNode {
     struct Part {
-        const PackedMatrix* expanded;  // for many tokens, or …
+        const PackedMatrix* expanded;      // for many tokens, or …
         const QuantizedMatrix* quantized;  // … for few
         const float* bias;
         int outputs;
@@ -24,11 +24,12 @@ struct ProductNode {
     static constexpr int most_parts = 3;
     Part parts[most_parts];
     int count = 0;
-    std::byte* rows = nullptr;  // [threads] quantised inputs, if the weights are
+    std::byte* rows = nullptr;      // [threads] quantised inputs, if the weights are
     std::atomic<int> next_task{0};  // 0 before each run
 };
 
-// Calls run(part, begin, end) for what [begin, end) covers of the parts' units, counted one part after another.
+// Calls run(part, begin, end) for what [begin, end) covers of the parts' units, counted one part after
+// another.
 template <class Units, class Run>
 void for_parts(const ProductNode& node, int begin, int end, const Units& units, const Run& run) {
     for (int i = 0, first = 0; i < node.count && first < end; ++i) {
@@ -208,8 +209,7 @@ class Builder {
                 ggml_tensor* shared = multiply(factor(w.shared_down, &ExpandedLayer::shared_down),
                                                feed_forward(product[0], product[1]));
                 if (w.shared_router)
-                    shared =
-                        ggml_mul(context_, shared, ggml_sigmoid(context_, multiply(w.shared_router, x)));
+                    shared = ggml_mul(context_, shared, ggml_sigmoid(context_, multiply(w.shared_router, x)));
                 result = ggml_add(context_, result, shared);
             }
         } else {
@@ -328,7 +328,8 @@ struct OneLayer {
         : context(graph_context(nodes_of_layer(model))) {
         ggml_tensor* h = external(context.get(), GGML_TYPE_F32, model.parameters().hidden, tokens, hidden);
         ggml_tensor* p = external(context.get(), GGML_TYPE_I32, tokens, 1, positions);
-        ggml_tensor* result = Builder(context.get(), model, products, nullptr).layer(layer, h, p, call, &weights);
+        ggml_tensor* result =
+            Builder(context.get(), model, products, nullptr).layer(layer, h, p, call, &weights);
         graph = ggml_new_graph_custom(context.get(), std::size_t(nodes_of_layer(model)), false);
         ggml_build_forward_expand(graph, result);
     }

@@ -55,8 +55,8 @@ class TensorBinder {
     // Rows [first, first + outputs) of a matrix that holds several, with their part of its bias.
     Linear slice(const Linear& fused, int first, int outputs, ggml_context* views) {
         Linear part;
-        part.weight = ggml_view_2d(views, fused.weight, fused.inputs(), outputs,
-                                   fused.weight->nb[1], std::size_t(first) * fused.weight->nb[1]);
+        part.weight = ggml_view_2d(views, fused.weight, fused.inputs(), outputs, fused.weight->nb[1],
+                                   std::size_t(first) * fused.weight->nb[1]);
         if (fused.bias != nullptr)
             part.bias = ggml_view_1d(views, const_cast<ggml_tensor*>(fused.bias), outputs,
                                      std::size_t(first) * sizeof(float));

@@ -21,7 +21,7 @@ struct Q8_0 {
 };
 struct Q4_K {  // 256 inputs: 8 blocks
     fp16_t scale, offset;
-    std::uint8_t scales[12];  // of the blocks: 8 scales and 8 offsets of 6 bits
+    std::uint8_t scales[12];    // of the blocks: 8 scales and 8 offsets of 6 bits
     std::uint8_t codes[4][32];  // of two blocks each: one below, one above
 };
 static_assert(sizeof(Q4_0) == 18 && sizeof(Q4_1) == 20 && sizeof(Q8_0) == 34 && sizeof(Q4_K) == 144);
@@ -60,8 +60,7 @@ QuantizedBlock block_of(const Q4_K* row, int b) {
     const int shift = j % 2 * 4;
     QuantizedBlock block;
     for (int i = 0; i < 16; ++i)
-        block.codes[i] =
-            std::uint8_t((codes[i] >> shift & 15) | (codes[16 + i] >> shift & 15) << 4);
+        block.codes[i] = std::uint8_t((codes[i] >> shift & 15) | (codes[16 + i] >> shift & 15) << 4);
     block.scale = fp32_to_fp16(fp16_to_fp32(whole.scale) * float(scale));
     block.offset = fp32_to_fp16(-fp16_to_fp32(whole.offset) * float(offset));
     return block;
