@@ -325,9 +325,8 @@ class Cli(unittest.TestCase):
             self.assertIn(word, info)
         small = self.folder / "small.hfkv"
         run("compress", "-f", self.document, "--method", "full", "-o", small, "--kv-type", "q8_0")
-        eight_bits = run("ask", small, "-n", "24", q)  # what 8 bits change of answers is context_file_test's business
-        self.assertEqual(eight_bits.returncode, 0, eight_bits.stderr)
-        self.assertIn(b"keeper", eight_bits.stdout)
+        sentence = "Complete this sentence: The name of the keeper is"
+        self.assertIn(b"Ottoline Finch", run("ask", small, "-n", "24", sentence).stdout)
         self.refused(run("ask", book, "--budget", "10%", q), 2, "--budget", "book.hfkv")
         self.refused(run("ask", book, "-f", self.document, q), 2, "--file")
         self.refused(run("ask", self.folder / "absent.hfkv", q), 1, "absent.hfkv")
