@@ -132,6 +132,30 @@ void QuantizedProduct(benchmark::State& state) {
     set_bytes(state, double(matrices) * double(weights.bytes()));
 }
 
+// As in a prefill: many rows. bits, rows, inputs, outputs.
+void QuantizedRowsProduct(benchmark::State& state) {
+    QuantizedMatrix weights;
+    weights.bits = int(state.range(1));
+    const int count = int(state.range(2));
+    weights.inputs = int(state.range(3));
+    weights.outputs = int(state.range(4));
+    measure(state, [&] {
+        auto buffer = std::make_shared<Buffer>(weights.bytes());
+        std::fill_n(buffer->as<std::uint8_t>(), buffer->size(), std::uint8_t(0x11));
+        return [=, x = random_floats(std::size_t(count) * std::size_t(weights.inputs)),
+                memory = std::vector<std::byte>(QuantizedRows::bytes(count, weights.inputs)),
+                y = std::vector<float>(std::size_t(count) * std::size_t(weights.outputs))]() mutable {
+            const QuantizedRows rows = QuantizedRows::at(memory.data(), count, weights.inputs);
+            QuantizedMatrix matrix = weights;
+            matrix.groups = buffer->as<std::byte>();
+            quantize_rows(count, x.data(), std::size_t(weights.inputs), rows);
+            quantized_product(matrix, 0, matrix.group_count(), count, rows, nullptr, y.data(),
+                              std::size_t(weights.outputs));
+        };
+    });
+    set_operations(state, 2.0 * count * weights.inputs * weights.outputs);
+}
+
 // Pages of several heads, each head's in runs of 16, as reading a context in chunks of 512 tokens leaves
 // them.
 class Heads {
@@ -261,6 +285,8 @@ int main(int argc, char** argv) {
     };
     add("read memory", ReadMemory, {{}});
     add("quantized product", QuantizedProduct, {{4, 576, 1536}, {4, 2048, 8192}, {8, 576, 1536}});
+    add("quantized product of many rows", QuantizedRowsProduct,
+        {{4, 96, 576, 1536}, {4, 96, 2048, 8192}, {4, 96, 8192, 2048}, {8, 96, 2048, 8192}});
     add("decode attention", DecodeAttention,
         {{3, 64, 1024}, {3, 64, 8192}, {3, 64, 32768}, {4, 64, 8192}, {4, 128, 8192}, {1, 64, 8192}});
     add("sgemm", Sgemm, {{512, 576, 1536}, {512, 1536, 576}, {2048, 2048, 2048}});

@@ -17,6 +17,7 @@ namespace holdfast {
 namespace HWY_NAMESPACE {
 
 constexpr int kGroupVectors = quantized_outputs / kLanes;
+constexpr int kGroupRows = kLanes == 16 ? 12 : 4;  // as many as the registers hold
 using Whole = hn::RebindToSigned<Floats>;
 using WholeVector = hn::Vec<Whole>;
 
@@ -52,7 +53,7 @@ HWY_INLINE void WideBlock(const std::uint8_t* codes, const std::int8_t* x, std::
 #pragma GCC unroll 8
     for (int j = 0; j < 8; ++j) {
         const ByteVector line = hn::LoadU(Bytes(), codes + j * 64);
-#pragma GCC unroll 4
+#pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r) AddProducts(sums[r][0], line, FourInputs(x + r * stride + 4 * j));
     }
 }
@@ -64,7 +65,7 @@ HWY_INLINE void NarrowBlock(const std::uint8_t* codes, const std::int8_t* x, std
     for (int j = 0; j < 4; ++j) {
         const ByteVector line = hn::LoadU(Bytes(), codes + j * 64);
         const ByteVector low = LowNibbles(line), high = HighNibbles(line);
-#pragma GCC unroll 4
+#pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r) {
             AddProducts(sums[r][0], low, FourInputs(x + r * stride + 4 * j));
             AddProducts(sums[r][0], high, FourInputs(x + r * stride + 16 + 4 * j));
@@ -105,7 +106,7 @@ HWY_INLINE void WideBlock(const std::uint8_t* codes, const std::int8_t* x, std::
         for (int j = 0; j < 8; ++j) {
             const ByteVector line = hn::LoadU(Bytes(), codes + j * 64 + v * 4 * kLanes);
             const ByteVector line_low = LowNibbles(line), line_high = HighNibbles(line);
-#pragma GCC unroll 4
+#pragma GCC unroll 16
             for (int r = 0; r < Rows; ++r) {
                 const ByteVector four = FourInputs(x + r * stride + 4 * j);
                 AddPairs(low[r], line_low, four);
@@ -127,7 +128,7 @@ HWY_INLINE void NarrowBlock(const std::uint8_t* codes, const std::int8_t* x, std
         for (int j = 0; j < 4; ++j) {
             const ByteVector line = hn::LoadU(Bytes(), codes + j * 64 + v * 4 * kLanes);
             const ByteVector low = LowNibbles(line), high = HighNibbles(line);
-#pragma GCC unroll 4
+#pragma GCC unroll 16
             for (int r = 0; r < Rows; ++r) {
                 AddPairs(pairs[r], low, FourInputs(x + r * stride + 4 * j));
                 AddPairs(pairs[r], high, FourInputs(x + r * stride + 16 + 4 * j));
@@ -177,19 +178,23 @@ HWY_NOINLINE void Group(const std::byte* blocks, int block_count, const Quantize
     constexpr std::size_t code_bytes = std::size_t(quantized_outputs) * quantized_inputs * Bits / 8;
     constexpr std::size_t block_bytes = code_bytes + 4 * quantized_outputs;
     const Floats d;
-    const std::size_t stride = std::size_t(x.inputs);
+    const std::size_t stride = x.stride();
     const std::int8_t* codes = x.codes + std::size_t(row) * stride;
     const float* scales = x.scales + std::size_t(row) * std::size_t(block_count);
     const float* sums = x.sums + std::size_t(row) * std::size_t(block_count);
-    Vector scaled[Rows][kGroupVectors], offset[Rows][kGroupVectors];
+    Vector total[Rows][kGroupVectors];
+#pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r)
-        for (int v = 0; v < kGroupVectors; ++v) scaled[r][v] = offset[r][v] = hn::Zero(d);
+        for (int v = 0; v < kGroupVectors; ++v) total[r][v] = hn::Zero(d);
     for (int b = 0; b < block_count; ++b) {
         const std::byte* block = blocks + std::size_t(b) * block_bytes;
         const auto* weights = reinterpret_cast<const std::uint8_t*>(block);
-        constexpr int ahead = 4096;
-        for (std::size_t line = 0; line < block_bytes; line += 64) PrefetchLine(block + ahead + line);
+        if constexpr (Rows <= 4) {  // more aren't bound by memory
+            constexpr int ahead = 4096;
+            for (std::size_t line = 0; line < block_bytes; line += 64) PrefetchLine(block + ahead + line);
+        }
         WholeVector whole[Rows][kGroupVectors];
+#pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r)
             for (int v = 0; v < kGroupVectors; ++v) whole[r][v] = hn::Zero(Whole());
         if constexpr (Bits == 4)
@@ -199,45 +204,45 @@ HWY_NOINLINE void Group(const std::byte* blocks, int block_count, const Quantize
         const auto* factors = reinterpret_cast<const std::uint16_t*>(block + code_bytes);
         for (int v = 0; v < kGroupVectors; ++v) {
             const Vector scale = LoadFloats(factors + v * kLanes);
-            const Vector shift = LoadFloats(factors + quantized_outputs + v * kLanes);
+            const Vector offset = LoadFloats(factors + quantized_outputs + v * kLanes);
+#pragma GCC unroll 16
             for (int r = 0; r < Rows; ++r) {
                 const std::size_t at = std::size_t(r) * std::size_t(block_count) + std::size_t(b);
-                scaled[r][v] = FusedMulAdd(hn::Mul(hn::ConvertTo(d, whole[r][v]), hn::Set(d, scales[at])),
-                                           scale, scaled[r][v]);
-                offset[r][v] = FusedMulAdd(hn::Set(d, sums[at]), shift, offset[r][v]);
+                const Vector product = hn::Mul(hn::ConvertTo(d, whole[r][v]), hn::Set(d, scales[at]));
+                total[r][v] = FusedMulAdd(hn::Set(d, sums[at]), offset, total[r][v]);
+                total[r][v] = FusedMulAdd(product, scale, total[r][v]);
             }
         }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r)
-        for (int v = 0; v < kGroupVectors; ++v)
-            hn::StoreU(hn::Add(scaled[r][v], offset[r][v]), d, result[r] + v * kLanes);
+        for (int v = 0; v < kGroupVectors; ++v) hn::StoreU(total[r][v], d, result[r] + v * kLanes);
+}
+
+template <int Bits, int Rows = kGroupRows>
+HWY_INLINE void OneGroup(int rows, const std::byte* blocks, int block_count, const QuantizedRows& x, int row,
+                         float (*result)[quantized_outputs]) {
+    if constexpr (Rows > 0) {
+        if (rows == Rows)
+            Group<Rows, Bits>(blocks, block_count, x, row, result);
+        else
+            OneGroup<Bits, Rows - 1>(rows, blocks, block_count, x, row, result);
+    }
 }
 
 template <int Bits>
 void Product(const QuantizedMatrix& weights, int begin, int end, int rows, const QuantizedRows& x,
              const float* bias, float* y, std::size_t stride) {
-    constexpr int tile = 4;
     const int blocks = weights.inputs / quantized_inputs;
-    alignas(64) float result[tile][quantized_outputs];
+    const int tiles = (rows + kGroupRows - 1) / kGroupRows;  // of equal height as far as possible
+    alignas(64) float result[kGroupRows][quantized_outputs];
     for (int group = begin; group < end; ++group) {
         const std::byte* from = weights.groups + std::size_t(group) * weights.group_bytes();
         const int first = group * quantized_outputs;
         const int columns = std::min(quantized_outputs, weights.outputs - first);
-        for (int row = 0; row < rows; row += tile) {
-            const int count = std::min(tile, rows - row);
-            switch (count) {
-                case 1:
-                    Group<1, Bits>(from, blocks, x, row, result);
-                    break;
-                case 2:
-                    Group<2, Bits>(from, blocks, x, row, result);
-                    break;
-                case 3:
-                    Group<3, Bits>(from, blocks, x, row, result);
-                    break;
-                default:
-                    Group<4, Bits>(from, blocks, x, row, result);
-            }
+        for (int tile = 0; tile < tiles; ++tile) {
+            const int row = rows * tile / tiles, count = rows * (tile + 1) / tiles - row;
+            OneGroup<Bits>(count, from, blocks, x, row, result);
             for (int r = 0; r < count; ++r)
                 for (int i = 0; i < columns; ++i)
                     y[std::size_t(row + r) * stride + std::size_t(first + i)] =
@@ -254,6 +259,12 @@ void QuantizedProduct(const QuantizedMatrix& weights, int begin, int end, int ro
         Product<8>(weights, begin, end, rows, x, bias, y, stride);
 }
 
+// Codes of 8 bits fill pairs of products, so that without dot products of bytes they take twice as many
+// steps as fp32.
+bool BeatsFp32(const QuantizedMatrix& weights) {
+    return HWY_TARGET == HWY_AVX3_DL || weights.bits == 4;
+}
+
 void QuantizeRows(int rows, const float* x, std::size_t stride, const QuantizedRows& to) {
     const Floats d;
     const Whole whole;
@@ -262,8 +273,7 @@ void QuantizeRows(int rows, const float* x, std::size_t stride, const QuantizedR
     for (int r = 0; r < rows; ++r)
         for (int b = 0; b < blocks; ++b) {
             const float* from = x + std::size_t(r) * stride + std::size_t(b) * quantized_inputs;
-            std::int8_t* codes =
-                to.codes + std::size_t(r) * std::size_t(to.inputs) + std::size_t(b) * quantized_inputs;
+            std::int8_t* codes = to.codes + std::size_t(r) * to.stride() + std::size_t(b) * quantized_inputs;
             Vector most = hn::Zero(d);
             for (int i = 0; i < quantized_inputs; i += kLanes)
                 most = hn::Max(most, hn::Abs(hn::LoadU(d, from + i)));
@@ -293,6 +303,7 @@ namespace holdfast {
 
 HWY_EXPORT(QuantizedProduct);
 HWY_EXPORT(QuantizeRows);
+HWY_EXPORT(BeatsFp32);
 
 void quantized_product(const QuantizedMatrix& weights, int begin, int end, int rows, const QuantizedRows& x,
                        const float* bias, float* y, std::size_t stride) {
@@ -300,6 +311,10 @@ void quantized_product(const QuantizedMatrix& weights, int begin, int end, int r
 }
 void quantize_rows(int rows, const float* x, std::size_t stride, const QuantizedRows& to) {
     HWY_DYNAMIC_DISPATCH(QuantizeRows)(rows, x, stride, to);
+}
+
+bool beats_fp32(const QuantizedMatrix& weights) {
+    return HWY_DYNAMIC_DISPATCH(BeatsFp32)(weights);
 }
 
 void store_block(std::byte* block, int bits, int lane, const QuantizedBlock& weights) {

@@ -1,4 +1,4 @@
-// Products of few rows with weights that stay quantised: y = W x + b, x rounded to 8 bits.
+// Products with weights that stay quantised: y = W x + b, x rounded to 8 bits.
 //
 // Every 32 inputs of an output share a scale and an offset:
 //   weight = scale · code + offset,  code in 0..15 or 0..255
@@ -46,17 +46,28 @@ void store_block(std::byte* block, int bits, int lane, const QuantizedBlock& wei
 
 // Rows rounded to 8 bits: every 32 inputs share a scale, codes -127..127.
 struct QuantizedRows {
-    std::int8_t* codes = nullptr;  // [rows, inputs]
+    std::int8_t* codes = nullptr;  // [rows, stride()]
     float* scales = nullptr;       // [rows, inputs / 32]
     float* sums = nullptr;         // [rows, inputs / 32]: scale · Σ codes
     int inputs = 0;
 
+    // Rows that are a multiple of 4 KiB apart would fall into the same few lines of the first cache.
+    static constexpr std::size_t stride(int inputs) { return std::size_t(inputs) + 64; }
+    std::size_t stride() const { return stride(inputs); }
     static constexpr std::size_t bytes(int rows, int inputs) {  // of the memory for at(), a multiple of 64
-        return (std::size_t(rows) * (std::size_t(inputs) + std::size_t(inputs / 32) * 8) + 63) / 64 * 64;
+        return (std::size_t(rows) * (stride(inputs) + std::size_t(inputs / 32) * 8) + 63) / 64 * 64;
+    }
+    QuantizedRows from(int row) const {
+        const std::size_t first = std::size_t(row), block = first * std::size_t(inputs / quantized_inputs);
+        return {codes + first * stride(), scales + block, sums + block, inputs};
     }
     static QuantizedRows at(std::byte* memory, int rows, int inputs);
 };
 void quantize_rows(int rows, const float* x, std::size_t stride, const QuantizedRows& to);
+
+// Whether products of many rows are faster than with the weights expanded to fp32, on the instruction set in
+// use.
+bool beats_fp32(const QuantizedMatrix& weights);
 
 // y[r · stride + o] = Σ_i W[o, i] x[r, i] + bias[o] for the outputs o of groups [begin, end). bias may be
 // null. The same bits on every instruction set, however rows and groups are divided among calls.

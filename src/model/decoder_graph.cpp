@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <numeric>
+#include <thread>
 
 #include "holdfast/error.hpp"
 
@@ -16,16 +17,40 @@ namespace {
 // one each. Its result has them one after another, each [outputs, tokens].
 struct ProductNode {
     struct Part {
-        const PackedMatrix* expanded;      // for many tokens, or …
-        const QuantizedMatrix* quantized;  // … for few
+        const PackedMatrix* expanded;  // all of a node's parts have this one, or …
+        const QuantizedMatrix* quantized;
         const float* bias;
         int outputs;
     };
     static constexpr int most_parts = 3;
     Part parts[most_parts];
     int count = 0;
-    std::byte* rows = nullptr;      // [threads] quantised inputs, if the weights are
-    std::atomic<int> next_task{0};  // 0 before each run
+    std::byte* rows = nullptr;  // room for the quantised inputs, if the weights are
+    // 0 before each run:
+    std::atomic<int> next_task{0};
+    std::atomic<int> threads_done{0};  // with their part of the quantised inputs
+
+    // With few tokens each thread quantises all for itself: that takes less than waiting for another.
+    static bool shares_rows(int tokens) { return tokens > 4; }
+    static std::size_t row_bytes(int tokens, int inputs, int threads) {
+        return QuantizedRows::bytes(tokens, inputs) * std::size_t(shares_rows(tokens) ? 1 : threads);
+    }
+    QuantizedRows quantize(const float* x, int tokens, int inputs, int thread, int threads) {
+        const std::size_t stride = std::size_t(inputs);
+        if (!shares_rows(tokens)) {
+            const QuantizedRows own = QuantizedRows::at(
+                rows + std::size_t(thread) * QuantizedRows::bytes(tokens, inputs), tokens, inputs);
+            quantize_rows(tokens, x, stride, own);
+            return own;
+        }
+        const QuantizedRows all = QuantizedRows::at(rows, tokens, inputs);
+        const auto first = [&](int t) { return int(std::int64_t(tokens) * t / threads); };
+        const int begin = first(thread);
+        quantize_rows(first(thread + 1) - begin, x + std::size_t(begin) * stride, stride, all.from(begin));
+        threads_done.fetch_add(1, std::memory_order_acq_rel);
+        while (threads_done.load(std::memory_order_acquire) < threads) std::this_thread::yield();
+        return all;
+    }
 };
 
 // Calls run(part, begin, end) for what [begin, end) covers of the parts' units, counted one part after
@@ -59,13 +84,9 @@ void run_products(ggml_tensor* result, int thread, int threads, void* userdata) 
         all += units(node.parts[i]);
     }
 
-    // Each thread quantises the input for itself: that takes less than waiting for another.
-    const QuantizedRows rows =
-        quantized ? QuantizedRows::at(node.rows + std::size_t(thread) * QuantizedRows::bytes(tokens, inputs),
-                                      tokens, inputs)
-                  : QuantizedRows();
-    if (quantized) quantize_rows(tokens, x, std::size_t(inputs), rows);
-    const int rows_of_task = quantized ? tokens : 96;
+    QuantizedRows rows;
+    if (quantized) rows = node.quantize(x, tokens, inputs, thread, threads);
+    constexpr int rows_of_task = 96;
     const int units_of_task = std::max(1, quantized ? all / (8 * threads) : std::min(8, all / threads));
     const int row_tasks = (tokens + rows_of_task - 1) / rows_of_task;
     const int unit_tasks = (all + units_of_task - 1) / units_of_task;
@@ -78,7 +99,7 @@ void run_products(ggml_tensor* result, int thread, int threads, void* userdata) 
             const std::size_t stride = std::size_t(part.outputs);
             float* y = out[i] + std::size_t(row) * stride;
             if (quantized)
-                quantized_product(*part.quantized, from, to, count, rows, part.bias, y, stride);
+                quantized_product(*part.quantized, from, to, count, rows.from(row), part.bias, y, stride);
             else
                 matmul(count, x + std::size_t(row) * std::size_t(inputs), std::size_t(inputs), *part.expanded,
                        from, to, part.bias, y, stride);
@@ -102,45 +123,51 @@ class Builder {
         const Linear* linear;
         const PackedMatrix* expanded;  // null: the weights as they are
     };
+    enum class Way { quantized, expanded, ggml };
+    static Way way_of(const Factor& factor) {
+        if (factor.expanded != nullptr) return Way::expanded;
+        return factor.linear->quantized ? Way::quantized : Way::ggml;
+    }
 
     // x [inputs, tokens] times each of these.
     std::array<ggml_tensor*, ProductNode::most_parts> multiply(std::initializer_list<Factor> factors,
                                                                ggml_tensor* x) {
         std::array<ggml_tensor*, ProductNode::most_parts> products = {};
-        ProductNode* node = nullptr;
-        std::int64_t outputs = 0;
-        int index = 0;
-        for (const Factor& factor : factors) {
-            const Linear& linear = *factor.linear;
-            if (factor.expanded == nullptr && !linear.quantized) {
-                products[index] = ggml_mul_mat(context_, linear.weight, x);
-                if (linear.bias != nullptr)
-                    products[index] =
-                        ggml_add(context_, products[index], const_cast<ggml_tensor*>(linear.bias));
-            } else {
-                if (node == nullptr) {
-                    node = next_node_++;
-                    node->rows = rows_;
-                }
-                node->parts[node->count++] = {factor.expanded,
-                                              factor.expanded == nullptr ? &linear.quantized : nullptr,
+        for (const Way way : {Way::quantized, Way::expanded, Way::ggml}) {
+            ProductNode* node = nullptr;
+            std::int64_t outputs = 0;
+            for (const Factor& factor : factors) {
+                if (way_of(factor) != way || way == Way::ggml) continue;
+                if (node == nullptr) node = next_node_++;
+                const Linear& linear = *factor.linear;
+                node->parts[node->count++] = {way == Way::expanded ? factor.expanded : nullptr,
+                                              way == Way::quantized ? &linear.quantized : nullptr,
                                               linear.bias_data(), linear.outputs()};
                 outputs += linear.outputs();
             }
-            ++index;
-        }
-        if (node == nullptr) return products;
-        ggml_tensor* all = ggml_custom_4d(context_, GGML_TYPE_F32, outputs * x->ne[1], 1, 1, 1, &x, 1,
-                                          run_products, GGML_N_TASKS_MAX, node);
-        index = 0;
-        std::int64_t begin = 0;
-        for (const Factor& factor : factors) {
-            ggml_tensor*& product = products[index++];
-            if (product != nullptr) continue;
-            const std::int64_t width = factor.linear->outputs();
-            product = ggml_view_2d(context_, all, width, x->ne[1], std::size_t(width) * sizeof(float),
-                                   std::size_t(begin * x->ne[1]) * sizeof(float));
-            begin += width;
+            ggml_tensor* all = nullptr;
+            if (node != nullptr) {
+                node->rows = rows_;
+                all = ggml_custom_4d(context_, GGML_TYPE_F32, outputs * x->ne[1], 1, 1, 1, &x, 1,
+                                     run_products, GGML_N_TASKS_MAX, node);
+            }
+            int index = 0;
+            std::int64_t begin = 0;
+            for (const Factor& factor : factors) {
+                ggml_tensor*& product = products[index++];
+                if (way_of(factor) != way) continue;
+                const Linear& linear = *factor.linear;
+                if (way == Way::ggml) {
+                    product = ggml_mul_mat(context_, linear.weight, x);
+                    if (linear.bias != nullptr)
+                        product = ggml_add(context_, product, const_cast<ggml_tensor*>(linear.bias));
+                } else {
+                    const std::int64_t width = linear.outputs();
+                    product = ggml_view_2d(context_, all, width, x->ne[1], std::size_t(width) * sizeof(float),
+                                           std::size_t(begin * x->ne[1]) * sizeof(float));
+                    begin += width;
+                }
+            }
         }
         return products;
     }
@@ -167,13 +194,14 @@ class Builder {
                              r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow);
     }
 
-    // expanded: null for the weights as they are.
+    // expanded: for many tokens; null for the weights as they are.
     ggml_tensor* layer(int index, ggml_tensor* hidden, ggml_tensor* positions, AttentionCall* call,
                        const ExpandedLayer* expanded) {
         const HyperParameters& p = model_.parameters();
         const LayerWeights& w = model_.layers[std::size_t(index)];
         const auto factor = [&](const Linear& linear, PackedMatrix ExpandedLayer::*member) {
-            return Factor{&linear, expanded == nullptr ? nullptr : &(expanded->*member)};
+            return Factor{&linear,
+                          expanded == nullptr || linear.stays_quantized() ? nullptr : &(expanded->*member)};
         };
         const auto before = [&](ggml_tensor* weight) {
             return weight == nullptr ? hidden : norm(hidden, weight);
@@ -275,19 +303,19 @@ class Builder {
     std::byte* rows_;
 };
 
-constexpr int products_of_layer = 6;
+constexpr int products_of_layer = 9;  // at most, if queries, keys and values are of different types
 
 // Of ProductNode::rows for the model's longest inputs.
 std::size_t quantized_row_bytes(const GgufModel& model, int tokens, int threads) {
     const auto bytes = [&](const Linear& linear) {
-        return linear.quantized ? QuantizedRows::bytes(tokens, linear.inputs()) : 0;
+        return linear.quantized ? ProductNode::row_bytes(tokens, linear.inputs(), threads) : 0;
     };
     std::size_t most = bytes(model.output);
     for (const LayerWeights& w : model.layers)
         for (const Linear* linear : {&w.query, &w.key, &w.value, &w.output, &w.gate, &w.up, &w.down,
                                      &w.shared_gate, &w.shared_up, &w.shared_down, &w.router})
             most = std::max(most, bytes(*linear));
-    return most * std::size_t(threads);
+    return most;
 }
 
 // An upper bound.
@@ -324,12 +352,12 @@ struct OneLayer {
     ProductNode products[products_of_layer];
 
     OneLayer(const GgufModel& model, const ExpandedLayer& weights, int layer, AttentionCall* call,
-             float* hidden, std::int32_t* positions, int tokens)
+             float* hidden, std::int32_t* positions, int tokens, std::byte* rows)
         : context(graph_context(nodes_of_layer(model))) {
         ggml_tensor* h = external(context.get(), GGML_TYPE_F32, model.parameters().hidden, tokens, hidden);
         ggml_tensor* p = external(context.get(), GGML_TYPE_I32, tokens, 1, positions);
         ggml_tensor* result =
-            Builder(context.get(), model, products, nullptr).layer(layer, h, p, call, &weights);
+            Builder(context.get(), model, products, rows).layer(layer, h, p, call, &weights);
         graph = ggml_new_graph_custom(context.get(), std::size_t(nodes_of_layer(model)), false);
         ggml_build_forward_expand(graph, result);
     }
@@ -358,6 +386,7 @@ struct LayerGraph::State {
     ggml_gallocr_ptr allocator = graph_allocator();
     AttentionScratch scratch = {};
     std::vector<std::int32_t> positions = {};
+    Buffer rows = {};
 };
 
 LayerGraph::LayerGraph(const GgufModel& model, Compute& compute) : state_(new State{model, compute}) {}
@@ -378,7 +407,9 @@ void LayerGraph::run(const ExpandedLayer& weights, int layer, float* hidden, int
     call.scratch = &state.scratch;
     state.scratch.prepare(call, tokens, state.compute.threads());
 
-    const OneLayer one(state.model, weights, layer, &call, hidden, state.positions.data(), tokens);
+    state.rows.reserve(quantized_row_bytes(state.model, tokens, state.compute.threads()));
+    const OneLayer one(state.model, weights, layer, &call, hidden, state.positions.data(), tokens,
+                       state.rows.as<std::byte>());
     allocate(state.allocator, one.graph);
     state.compute.run(one.graph);
 }
@@ -392,11 +423,12 @@ std::size_t LayerGraph::bytes_for(const GgufModel& model, int tokens, int thread
     shapes.set_shapes(model.layers.front());
     float hidden = 0;
     std::int32_t position = 0;
-    const OneLayer one(model, shapes, 0, &call, &hidden, &position, tokens);
+    const OneLayer one(model, shapes, 0, &call, &hidden, &position, tokens, nullptr);
     const ggml_gallocr_ptr allocator = graph_allocator();
     std::size_t bytes = 0;
     ggml_gallocr_reserve_n_size(allocator.get(), one.graph, nullptr, nullptr, &bytes);
-    return bytes + AttentionScratch::bytes_for(p.heads, p.kv_heads, p.head_dim, tokens, threads);
+    return bytes + quantized_row_bytes(model, tokens, threads) +
+           AttentionScratch::bytes_for(p.heads, p.kv_heads, p.head_dim, tokens, threads);
 }
 
 struct DecoderGraph::State {
@@ -485,7 +517,8 @@ std::span<const float> DecoderGraph::run(std::span<const int> tokens, RaggedCach
     std::copy(tokens.begin(), tokens.end(), static_cast<std::int32_t*>(state.ids->data));
     auto* positions = static_cast<std::int32_t*>(state.positions->data);
     std::iota(positions, positions + tokens.size(), std::int32_t(first));
-    for (std::size_t i = 0; i < state.product_count; ++i) state.products[i].next_task = 0;
+    for (std::size_t i = 0; i < state.product_count; ++i)
+        state.products[i].next_task = state.products[i].threads_done = 0;
     state.compute.run(state.graph);
     for (std::size_t l = 0; l < layers && recording.queries != nullptr; ++l)
         std::copy_n(state.queries.data() + ((l + 1) * count - recording.tokens) * row, recording.tokens * row,

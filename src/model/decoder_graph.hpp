@@ -13,7 +13,7 @@
 
 namespace holdfast {
 
-// Runs one layer over some tokens, with expanded weights: prefill, layer by layer.
+// Runs one layer over many tokens: prefill, layer by layer.
 class LayerGraph {
   public:
     LayerGraph(const GgufModel& model, Compute& compute);

@@ -264,46 +264,44 @@ std::vector<ExpandedLayer::Pair> ExpandedLayer::pairs(const LayerWeights& w) {
     return present;
 }
 
-std::size_t ExpandedLayer::set_shapes(const LayerWeights& weights) {
-    std::size_t elements = 0;
-    for (const auto& [packed, linear] : pairs(weights)) {
-        *packed = {nullptr, linear->outputs(), linear->inputs()};
-        elements += PackedMatrix::elements(linear->outputs(), linear->inputs());
-    }
-    return elements;
+std::vector<ExpandedLayer::Pair> ExpandedLayer::expanded(const LayerWeights& weights) {
+    std::vector<Pair> chosen = pairs(weights);
+    std::erase_if(chosen,
+                  [&](const Pair& pair) { return pair.packed != &output && pair.linear->stays_quantized(); });
+    return chosen;
 }
 
-namespace {
+void ExpandedLayer::set_shapes(const LayerWeights& weights) {
+    for (const auto& [packed, linear] : pairs(weights))
+        *packed = {nullptr, linear->outputs(), linear->inputs()};
+}
 
-// A thread needs room for the 32 rows of one panel.
-std::size_t row_scratch(const LayerWeights& w) {
+std::size_t ExpandedLayer::elements(std::span<const Pair> pairs) {
+    std::size_t sum = 0;
+    for (const auto& [packed, linear] : pairs)
+        sum += PackedMatrix::elements(linear->outputs(), linear->inputs());
+    return sum;
+}
+
+std::size_t ExpandedLayer::row_scratch(std::span<const Pair> pairs) {
     int most = 0;
-    for (const Linear* linear : {&w.query, &w.output, &w.down, &w.shared_down})
-        if (*linear) most = std::max(most, linear->inputs());
+    for (const auto& [packed, linear] : pairs) most = std::max(most, linear->inputs());
     return std::size_t(32) * std::size_t(most);
 }
 
-}  // namespace
-
 void ExpandedLayer::expand(const GgufModel& model, int layer, Compute& compute) {
-    const LayerWeights& weights = model.layers[std::size_t(layer)];
-    expand(weights, pairs(weights), compute);
+    expand(expanded(model.layers[std::size_t(layer)]), compute);
 }
 
 void ExpandedLayer::expand_output(const GgufModel& model, int layer, Compute& compute) {
-    const LayerWeights& weights = model.layers[std::size_t(layer)];
-    const Pair pair{&output, &weights.output};
-    expand(weights, {&pair, 1}, compute);
+    const Pair pair{&output, &model.layers[std::size_t(layer)].output};
+    expand({&pair, 1}, compute);
 }
 
-void ExpandedLayer::expand(const LayerWeights& weights, std::span<const Pair> pairs, Compute& compute) {
-    std::size_t elements = 0;
-    for (const auto& [packed, linear] : pairs)
-        elements += PackedMatrix::elements(linear->outputs(), linear->inputs());
-    buffer_.reserve(elements * sizeof(float));
-    const std::size_t scratch = row_scratch(weights);
-    const std::size_t scratch_bytes = scratch * sizeof(float) * std::size_t(compute.threads());
-    scratch_.reserve(scratch_bytes);
+void ExpandedLayer::expand(std::span<const Pair> pairs, Compute& compute) {
+    buffer_.reserve(elements(pairs) * sizeof(float));
+    const std::size_t scratch = row_scratch(pairs);
+    scratch_.reserve(scratch * sizeof(float) * std::size_t(compute.threads()));
 
     struct Panel {
         const Linear* linear;
@@ -327,9 +325,9 @@ void ExpandedLayer::expand(const LayerWeights& weights, std::span<const Pair> pa
 }
 
 std::size_t ExpandedLayer::bytes_for(const GgufModel& model, int threads) {
-    const LayerWeights& first = model.layers.front();
     ExpandedLayer shapes;
-    return (shapes.set_shapes(first) + row_scratch(first) * std::size_t(threads)) * sizeof(float);
+    const std::vector<Pair> pairs = shapes.expanded(model.layers.front());
+    return (elements(pairs) + row_scratch(pairs) * std::size_t(threads)) * sizeof(float);
 }
 
 }  // namespace holdfast

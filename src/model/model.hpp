@@ -18,7 +18,9 @@ namespace holdfast {
 struct Linear {
     ggml_tensor* weight = nullptr;      // in the mapped file
     const ggml_tensor* bias = nullptr;  // fp32, or null
-    QuantizedMatrix quantized;          // what products with few tokens use, where the type has one
+    QuantizedMatrix quantized;          // what products use where the type has one; with many tokens …
+
+    bool stays_quantized() const { return quantized && beats_fp32(quantized); }  // … only if this
 
     explicit operator bool() const { return weight != nullptr; }
     int inputs() const { return int(weight->ne[0]); }
@@ -83,18 +85,19 @@ class GgufModel {
     Buffer quantized_;
 };
 
-// One layer's matrices, expanded to fp32 panels: what products with many tokens use.
+// One layer's matrices, expanded to fp32 panels: what products with many tokens use, but for those that stay
+// quantised. The output projection is expanded in any case: compression looks at it.
 class ExpandedLayer {
   public:
     void expand(const GgufModel& model, int layer, Compute& compute);
     void expand_output(const GgufModel& model, int layer, Compute& compute);  // that of attention alone
 
-    // Sets the matrices' shapes alone; returns the floats that their panels take together.
-    std::size_t set_shapes(const LayerWeights& weights);
+    // Sets the matrices' shapes alone.
+    void set_shapes(const LayerWeights& weights);
     static std::size_t bytes_for(const GgufModel& model, int threads);
 
-    // Without a matrix where the layer has none. Experts are multiplied as they are in the file: all of a
-    // layer's at once in fp32 can be more than the model.
+    // Without panels where the layer has no matrix, or it stays quantised. Experts are multiplied as they are
+    // in the file: all of a layer's at once in fp32 can be more than the model.
     PackedMatrix query, key, value, output, gate, up, down, shared_gate, shared_up, shared_down;
 
   private:
@@ -103,7 +106,10 @@ class ExpandedLayer {
         const Linear* linear;
     };
     std::vector<Pair> pairs(const LayerWeights& weights);
-    void expand(const LayerWeights& weights, std::span<const Pair> pairs, Compute& compute);
+    std::vector<Pair> expanded(const LayerWeights& weights);
+    void expand(std::span<const Pair> pairs, Compute& compute);
+    static std::size_t elements(std::span<const Pair> pairs);     // floats of their panels
+    static std::size_t row_scratch(std::span<const Pair> pairs);  // floats of a panel's 32 rows
 
     Buffer buffer_;
     Buffer scratch_;  // [threads][32, most inputs]
