@@ -118,9 +118,9 @@ void QuantizedProduct(benchmark::State& state) {
         auto buffer = std::make_shared<Buffer>(matrices * weights.bytes());
         std::fill_n(buffer->as<std::uint8_t>(), buffer->size(), std::uint8_t(0x11));
         return [=, x = random_floats(std::size_t(weights.inputs)),
-                memory = std::vector<std::byte>(QuantizedRows::bytes(1, weights.inputs)),
+                memory = std::vector<std::byte>(QuantizedRows::bytes(1, weights.inputs, 15)),
                 y = std::vector<float>(std::size_t(weights.outputs))]() mutable {
-            const QuantizedRows rows = QuantizedRows::at(memory.data(), 1, weights.inputs);
+            const QuantizedRows rows = QuantizedRows::at(memory.data(), 1, weights.inputs, 15);
             QuantizedMatrix matrix = weights;
             for (std::size_t m = 0; m < matrices; ++m) {
                 matrix.groups = buffer->as<std::byte>() + m * matrix.bytes();
@@ -143,9 +143,9 @@ void QuantizedRowsProduct(benchmark::State& state) {
         auto buffer = std::make_shared<Buffer>(weights.bytes());
         std::fill_n(buffer->as<std::uint8_t>(), buffer->size(), std::uint8_t(0x11));
         return [=, x = random_floats(std::size_t(count) * std::size_t(weights.inputs)),
-                memory = std::vector<std::byte>(QuantizedRows::bytes(count, weights.inputs)),
+                memory = std::vector<std::byte>(QuantizedRows::bytes(count, weights.inputs, 8)),
                 y = std::vector<float>(std::size_t(count) * std::size_t(weights.outputs))]() mutable {
-            const QuantizedRows rows = QuantizedRows::at(memory.data(), count, weights.inputs);
+            const QuantizedRows rows = QuantizedRows::at(memory.data(), count, weights.inputs, 8);
             QuantizedMatrix matrix = weights;
             matrix.groups = buffer->as<std::byte>();
             quantize_rows(count, x.data(), std::size_t(weights.inputs), rows);

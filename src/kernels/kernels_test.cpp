@@ -236,8 +236,8 @@ TEST_F(EveryTarget, QuantizedProductEqualsThePlainOne) {
     };
     for (const auto& [bits, rows, inputs, outputs, largest] :
          {Case{4, 1, 32, 1, false}, Case{4, 3, 96, 17, false}, Case{4, 9, 576, 48, false},
-          Case{4, 2, 64, 16, true}, Case{8, 1, 32, 5, false}, Case{8, 4, 160, 33, false},
-          Case{8, 2, 64, 16, true}}) {
+          Case{4, 2, 64, 16, true}, Case{4, 26, 96, 20, false}, Case{8, 1, 32, 5, false},
+          Case{8, 4, 160, 33, false}, Case{8, 2, 64, 16, true}, Case{8, 17, 64, 16, false}}) {
         QuantizedMatrix shape;
         shape.bits = bits, shape.inputs = inputs, shape.outputs = outputs;
         std::vector<std::byte> groups(shape.bytes());
@@ -265,43 +265,47 @@ TEST_F(EveryTarget, QuantizedProductEqualsThePlainOne) {
         std::vector<float> x = random_floats(std::size_t(rows * inputs));
         if (largest) std::fill(x.begin(), x.end(), -2.5f);
         const std::vector<float> bias = random_floats(std::size_t(outputs));
-        std::vector<float> first;
-        for (const SimdTarget& target : simd_targets()) {
-            use_simd_target(target.name);
-            std::vector<std::byte> memory(QuantizedRows::bytes(rows, inputs));
-            const QuantizedRows quantized = QuantizedRows::at(memory.data(), rows, inputs);
-            quantize_rows(rows, x.data(), std::size_t(inputs), quantized);
-            std::vector<float> y(std::size_t(rows * outputs), NAN), alone(y);
-            const int middle = shape.group_count() / 2;
-            quantized_product(shape, 0, middle, rows, quantized, bias.data(), y.data(), std::size_t(outputs));
-            quantized_product(shape, middle, shape.group_count(), rows, quantized, bias.data(), y.data(),
-                              std::size_t(outputs));
-            if (first.empty()) first = y;
-            ASSERT_EQ(y, first) << target.name;
-            for (int r = 0; r < rows; ++r) {
-                quantize_rows(1, x.data() + r * inputs, std::size_t(inputs), quantized);
-                quantized_product(shape, 0, shape.group_count(), 1, quantized, bias.data(),
-                                  alone.data() + r * outputs, std::size_t(outputs));
-            }
-            ASSERT_EQ(alone, first) << target.name;
-        }
-        for (int r = 0; r < rows; ++r)
-            for (int o = 0; o < outputs; ++o) {
-                double sum = bias[std::size_t(o)], rounding = 1e-5;
-                for (int b = 0; b < inputs / 32; ++b) {
-                    double most = 0, size = 0;
-                    for (int i = b * 32; i < b * 32 + 32; ++i) {
-                        const double w = weights[std::size_t(o * inputs + i)],
-                                     v = double(x[std::size_t(r * inputs + i)]);
-                        sum += w * v;
-                        size += std::abs(w);
-                        most = std::max(most, std::abs(v));
-                    }
-                    rounding += size * (most / 127 / 2 + 1e-4);  // half a step of 8 bits
+        for (const int rounded : {8, 15}) {  // bits of the rows
+            std::vector<float> first;
+            for (const SimdTarget& target : simd_targets()) {
+                use_simd_target(target.name);
+                std::vector<std::byte> memory(QuantizedRows::bytes(rows, inputs, rounded));
+                const QuantizedRows quantized = QuantizedRows::at(memory.data(), rows, inputs, rounded);
+                quantize_rows(rows, x.data(), std::size_t(inputs), quantized);
+                std::vector<float> y(std::size_t(rows * outputs), NAN), alone(y);
+                const int middle = shape.group_count() / 2;
+                quantized_product(shape, 0, middle, rows, quantized, bias.data(), y.data(),
+                                  std::size_t(outputs));
+                quantized_product(shape, middle, shape.group_count(), rows, quantized, bias.data(), y.data(),
+                                  std::size_t(outputs));
+                if (first.empty()) first = y;
+                ASSERT_EQ(y, first) << target.name;
+                for (int r = 0; r < rows; ++r) {
+                    quantize_rows(1, x.data() + r * inputs, std::size_t(inputs), quantized.from(r));
+                    quantized_product(shape, 0, shape.group_count(), 1, quantized.from(r), bias.data(),
+                                      alone.data() + r * outputs, std::size_t(outputs));
                 }
-                ASSERT_NEAR(first[std::size_t(r * outputs + o)], sum, rounding)
-                    << bits << " bits, " << inputs;
+                ASSERT_EQ(alone, first) << target.name;
             }
+            const double steps = rounded == 8 ? 127 : 127 * 128;
+            for (int r = 0; r < rows; ++r)
+                for (int o = 0; o < outputs; ++o) {
+                    double sum = bias[std::size_t(o)], rounding = 1e-5;
+                    for (int b = 0; b < inputs / 32; ++b) {
+                        double most = 0, size = 0;
+                        for (int i = b * 32; i < b * 32 + 32; ++i) {
+                            const double w = weights[std::size_t(o * inputs + i)],
+                                         v = double(x[std::size_t(r * inputs + i)]);
+                            sum += w * v;
+                            size += std::abs(w);
+                            most = std::max(most, std::abs(v));
+                        }
+                        rounding += size * (most / steps / 2 + 1e-6);  // half a step
+                    }
+                    ASSERT_NEAR(first[std::size_t(r * outputs + o)], sum, rounding)
+                        << bits << " bits, " << inputs << ", rows of " << rounded;
+                }
+        }
     }
 }
 

@@ -173,6 +173,18 @@ HWY_INLINE void NarrowBlock(const std::uint8_t* codes, const std::int8_t* x, std
 
 // One group of outputs for Rows rows.
 template <int Rows, int Bits>
+HWY_INLINE void Block(const std::uint8_t* weights, const std::int8_t* x, std::size_t stride,
+                      WholeVector (&sums)[Rows][kGroupVectors]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r)
+        for (int v = 0; v < kGroupVectors; ++v) sums[r][v] = hn::Zero(Whole());
+    if constexpr (Bits == 4)
+        NarrowBlock<Rows>(weights, x, stride, sums);
+    else
+        WideBlock<Rows>(weights, x, stride, sums);
+}
+
+template <int Rows, int Bits, bool Low>
 HWY_NOINLINE void Group(const std::byte* blocks, int block_count, const QuantizedRows& x, int row,
                         float (*result)[quantized_outputs]) {
     constexpr std::size_t code_bytes = std::size_t(quantized_outputs) * quantized_inputs * Bits / 8;
@@ -180,6 +192,7 @@ HWY_NOINLINE void Group(const std::byte* blocks, int block_count, const Quantize
     const Floats d;
     const std::size_t stride = x.stride();
     const std::int8_t* codes = x.codes + std::size_t(row) * stride;
+    const std::int8_t* low_codes = Low ? x.low + std::size_t(row) * stride : nullptr;
     const float* scales = x.scales + std::size_t(row) * std::size_t(block_count);
     const float* sums = x.sums + std::size_t(row) * std::size_t(block_count);
     Vector total[Rows][kGroupVectors];
@@ -194,13 +207,14 @@ HWY_NOINLINE void Group(const std::byte* blocks, int block_count, const Quantize
             for (std::size_t line = 0; line < block_bytes; line += 64) PrefetchLine(block + ahead + line);
         }
         WholeVector whole[Rows][kGroupVectors];
-#pragma GCC unroll 16
-        for (int r = 0; r < Rows; ++r)
-            for (int v = 0; v < kGroupVectors; ++v) whole[r][v] = hn::Zero(Whole());
-        if constexpr (Bits == 4)
-            NarrowBlock<Rows>(weights, codes + std::size_t(b) * quantized_inputs, stride, whole);
-        else
-            WideBlock<Rows>(weights, codes + std::size_t(b) * quantized_inputs, stride, whole);
+        Block<Rows, Bits>(weights, codes + std::size_t(b) * quantized_inputs, stride, whole);
+        if constexpr (Low) {
+            WholeVector low[Rows][kGroupVectors];
+            Block<Rows, Bits>(weights, low_codes + std::size_t(b) * quantized_inputs, stride, low);
+            for (int r = 0; r < Rows; ++r)
+                for (int v = 0; v < kGroupVectors; ++v)
+                    whole[r][v] = hn::Add(hn::ShiftLeft<7>(whole[r][v]), low[r][v]);
+        }
         const auto* factors = reinterpret_cast<const std::uint16_t*>(block + code_bytes);
         for (int v = 0; v < kGroupVectors; ++v) {
             const Vector scale = LoadFloats(factors + v * kLanes);
@@ -219,30 +233,31 @@ HWY_NOINLINE void Group(const std::byte* blocks, int block_count, const Quantize
         for (int v = 0; v < kGroupVectors; ++v) hn::StoreU(total[r][v], d, result[r] + v * kLanes);
 }
 
-template <int Bits, int Rows = kGroupRows>
+template <int Bits, bool Low, int Rows>
 HWY_INLINE void OneGroup(int rows, const std::byte* blocks, int block_count, const QuantizedRows& x, int row,
                          float (*result)[quantized_outputs]) {
     if constexpr (Rows > 0) {
         if (rows == Rows)
-            Group<Rows, Bits>(blocks, block_count, x, row, result);
+            Group<Rows, Bits, Low>(blocks, block_count, x, row, result);
         else
-            OneGroup<Bits, Rows - 1>(rows, blocks, block_count, x, row, result);
+            OneGroup<Bits, Low, Rows - 1>(rows, blocks, block_count, x, row, result);
     }
 }
 
-template <int Bits>
+template <int Bits, bool Low>
 void Product(const QuantizedMatrix& weights, int begin, int end, int rows, const QuantizedRows& x,
              const float* bias, float* y, std::size_t stride) {
     const int blocks = weights.inputs / quantized_inputs;
-    const int tiles = (rows + kGroupRows - 1) / kGroupRows;  // of equal height as far as possible
-    alignas(64) float result[kGroupRows][quantized_outputs];
+    constexpr int most = Low ? 4 : kGroupRows;
+    const int tiles = (rows + most - 1) / most;  // of equal height as far as possible
+    alignas(64) float result[most][quantized_outputs];
     for (int group = begin; group < end; ++group) {
         const std::byte* from = weights.groups + std::size_t(group) * weights.group_bytes();
         const int first = group * quantized_outputs;
         const int columns = std::min(quantized_outputs, weights.outputs - first);
         for (int tile = 0; tile < tiles; ++tile) {
             const int row = rows * tile / tiles, count = rows * (tile + 1) / tiles - row;
-            OneGroup<Bits>(count, from, blocks, x, row, result);
+            OneGroup<Bits, Low, most>(count, from, blocks, x, row, result);
             for (int r = 0; r < count; ++r)
                 for (int i = 0; i < columns; ++i)
                     y[std::size_t(row + r) * stride + std::size_t(first + i)] =
@@ -253,10 +268,9 @@ void Product(const QuantizedMatrix& weights, int begin, int end, int rows, const
 
 void QuantizedProduct(const QuantizedMatrix& weights, int begin, int end, int rows, const QuantizedRows& x,
                       const float* bias, float* y, std::size_t stride) {
-    if (weights.bits == 4)
-        Product<4>(weights, begin, end, rows, x, bias, y, stride);
-    else
-        Product<8>(weights, begin, end, rows, x, bias, y, stride);
+    const auto product = weights.bits == 4 ? (x.low == nullptr ? Product<4, false> : Product<4, true>)
+                                           : (x.low == nullptr ? Product<8, false> : Product<8, true>);
+    product(weights, begin, end, rows, x, bias, y, stride);
 }
 
 // Codes of 8 bits fill pairs of products, so that without dot products of bytes they take twice as many
@@ -270,20 +284,27 @@ void QuantizeRows(int rows, const float* x, std::size_t stride, const QuantizedR
     const Whole whole;
     const hn::Rebind<std::int8_t, Floats> bytes;
     const int blocks = to.inputs / quantized_inputs;
+    const float most_code = to.low == nullptr ? 127.0f : 127.0f * 128.0f;
     for (int r = 0; r < rows; ++r)
         for (int b = 0; b < blocks; ++b) {
             const float* from = x + std::size_t(r) * stride + std::size_t(b) * quantized_inputs;
-            std::int8_t* codes = to.codes + std::size_t(r) * to.stride() + std::size_t(b) * quantized_inputs;
+            const std::size_t first = std::size_t(r) * to.stride() + std::size_t(b) * quantized_inputs;
             Vector most = hn::Zero(d);
             for (int i = 0; i < quantized_inputs; i += kLanes)
                 most = hn::Max(most, hn::Abs(hn::LoadU(d, from + i)));
             const float largest = hn::GetLane(hn::MaxOfLanes(d, most));
-            const float scale = largest / 127.0f, inverse = largest > 0 ? 127.0f / largest : 0.0f;
+            const float scale = largest / most_code, inverse = largest > 0 ? most_code / largest : 0.0f;
             WholeVector total = hn::Zero(whole);
             for (int i = 0; i < quantized_inputs; i += kLanes) {
                 const WholeVector code = hn::NearestInt(hn::Mul(hn::LoadU(d, from + i), hn::Set(d, inverse)));
                 total = hn::Add(total, code);
-                hn::StoreU(hn::DemoteTo(bytes, code), bytes, codes + i);
+                WholeVector high = code;
+                if (to.low != nullptr) {
+                    high = hn::ShiftRight<7>(hn::Add(code, hn::Set(whole, 64)));
+                    hn::StoreU(hn::DemoteTo(bytes, hn::Sub(code, hn::ShiftLeft<7>(high))), bytes,
+                               to.low + first + i);
+                }
+                hn::StoreU(hn::DemoteTo(bytes, high), bytes, to.codes + first + i);
             }
             const std::size_t at = std::size_t(r) * std::size_t(blocks) + std::size_t(b);
             to.scales[at] = scale;
@@ -326,10 +347,12 @@ void store_block(std::byte* block, int bits, int lane, const QuantizedBlock& wei
     std::memcpy(factors + 2 * (quantized_outputs + lane), &weights.offset, 2);
 }
 
-QuantizedRows QuantizedRows::at(std::byte* memory, int rows, int inputs) {
+QuantizedRows QuantizedRows::at(std::byte* memory, int rows, int inputs, int bits) {
     const std::size_t blocks = std::size_t(rows) * std::size_t(inputs / quantized_inputs);
     auto* scales = reinterpret_cast<float*>(memory);
-    return {reinterpret_cast<std::int8_t*>(scales + 2 * blocks), scales, scales + blocks, inputs};
+    auto* codes = reinterpret_cast<std::int8_t*>(scales + 2 * blocks);
+    return {codes, bits > 8 ? codes + std::size_t(rows) * stride(inputs) : nullptr, scales, scales + blocks,
+            inputs};
 }
 
 }  // namespace holdfast

@@ -44,24 +44,29 @@ struct QuantizedBlock {
 // Writes it for output `lane` (0..15) of a block of a group.
 void store_block(std::byte* block, int bits, int lane, const QuantizedBlock& weights);
 
-// Rows rounded to 8 bits: every 32 inputs share a scale, codes -127..127.
+// Rows rounded to 8 or 15 bits: every 32 inputs share a scale,
+//   x = scale · code,  code in -127..127;  or  x = scale · (128 code + low),  low in -64..64
 struct QuantizedRows {
     std::int8_t* codes = nullptr;  // [rows, stride()]
+    std::int8_t* low = nullptr;    // [rows, stride()], or null: 8 bits
     float* scales = nullptr;       // [rows, inputs / 32]
-    float* sums = nullptr;         // [rows, inputs / 32]: scale · Σ codes
+    float* sums = nullptr;         // [rows, inputs / 32]: scale · Σ codes (128 code + low of 15 bits)
     int inputs = 0;
 
     // Rows that are a multiple of 4 KiB apart would fall into the same few lines of the first cache.
     static constexpr std::size_t stride(int inputs) { return std::size_t(inputs) + 64; }
     std::size_t stride() const { return stride(inputs); }
-    static constexpr std::size_t bytes(int rows, int inputs) {  // of the memory for at(), a multiple of 64
-        return (std::size_t(rows) * (stride(inputs) + std::size_t(inputs / 32) * 8) + 63) / 64 * 64;
-    }
     QuantizedRows from(int row) const {
         const std::size_t first = std::size_t(row), block = first * std::size_t(inputs / quantized_inputs);
-        return {codes + first * stride(), scales + block, sums + block, inputs};
+        return {codes + first * stride(), low == nullptr ? nullptr : low + first * stride(), scales + block,
+                sums + block, inputs};
     }
-    static QuantizedRows at(std::byte* memory, int rows, int inputs);
+    // bits: 8 or 15. bytes: of the memory for at(), a multiple of 64.
+    static constexpr std::size_t bytes(int rows, int inputs, int bits) {
+        const std::size_t row = stride(inputs) * (bits > 8 ? 2 : 1) + std::size_t(inputs / 32) * 8;
+        return (std::size_t(rows) * row + 63) / 64 * 64;
+    }
+    static QuantizedRows at(std::byte* memory, int rows, int inputs, int bits);
 };
 void quantize_rows(int rows, const float* x, std::size_t stride, const QuantizedRows& to);
 

@@ -30,20 +30,22 @@ struct ProductNode {
     std::atomic<int> next_task{0};
     std::atomic<int> threads_done{0};  // with their part of the quantised inputs
 
-    // With few tokens each thread quantises all for itself: that takes less than waiting for another.
-    static bool shares_rows(int tokens) { return tokens > 4; }
+    // Products with few tokens are bound by memory: rounding their inputs to 15 bits costs no time. Each
+    // thread does that for itself, which takes less than waiting for another.
+    static bool few(int tokens) { return tokens <= 4; }
     static std::size_t row_bytes(int tokens, int inputs, int threads) {
-        return QuantizedRows::bytes(tokens, inputs) * std::size_t(shares_rows(tokens) ? 1 : threads);
+        return few(tokens) ? QuantizedRows::bytes(tokens, inputs, 15) * std::size_t(threads)
+                           : QuantizedRows::bytes(tokens, inputs, 8);
     }
     QuantizedRows quantize(const float* x, int tokens, int inputs, int thread, int threads) {
         const std::size_t stride = std::size_t(inputs);
-        if (!shares_rows(tokens)) {
+        if (few(tokens)) {
             const QuantizedRows own = QuantizedRows::at(
-                rows + std::size_t(thread) * QuantizedRows::bytes(tokens, inputs), tokens, inputs);
+                rows + std::size_t(thread) * QuantizedRows::bytes(tokens, inputs, 15), tokens, inputs, 15);
             quantize_rows(tokens, x, stride, own);
             return own;
         }
-        const QuantizedRows all = QuantizedRows::at(rows, tokens, inputs);
+        const QuantizedRows all = QuantizedRows::at(rows, tokens, inputs, 8);
         const auto first = [&](int t) { return int(std::int64_t(tokens) * t / threads); };
         const int begin = first(thread);
         quantize_rows(first(thread + 1) - begin, x + std::size_t(begin) * stride, stride, all.from(begin));
