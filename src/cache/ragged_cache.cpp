@@ -66,8 +66,9 @@ void RaggedCache::retain(int layer, int h, std::span<const std::uint32_t> slots)
     const std::vector<fp16_t*> source = head.addresses;
     std::size_t own = 0;           // pages below it nobody else has
     std::vector<PageId> replaced;  // shared pages stay readable until everything is copied
-    for (std::size_t i = 0; i < slots.size(); ++i) {
+    for (std::size_t i = 0, run; i < slots.size(); i += run) {
         const std::size_t page = i / page_tokens, column = i % page_tokens;
+        run = 1;
         if (slots[i] == i) continue;
         if (page >= own && pool_->shared(head.pages[page])) {
             pool_->share(head.pages[page]);
@@ -78,11 +79,16 @@ void RaggedCache::retain(int layer, int h, std::span<const std::uint32_t> slots)
         fp16_t* to = head.addresses[page];
         const fp16_t* from = source[slots[i] / page_tokens];
         const std::size_t from_column = slots[i] % page_tokens;
+        // Neighbours that stay neighbours, in one page before and after, are moved together.
+        const std::size_t most =
+            std::min(slots.size() - i, std::size_t(page_tokens) - std::max(column, from_column));
+        while (run < most && slots[i + run] == slots[i] + run) ++run;
         for (std::size_t d = 0; d < width; ++d)
-            page_keys(to)[d * page_tokens + column] = page_keys(from)[d * page_tokens + from_column];
-        std::copy_n(page_values(from, head_dim()) + from_column * width, width,
+            std::copy_n(page_keys(from) + d * page_tokens + from_column, run,
+                        page_keys(to) + d * page_tokens + column);
+        std::copy_n(page_values(from, head_dim()) + from_column * width, run * width,
                     page_values(to, head_dim()) + column * width);
-        head.positions[i] = head.positions[slots[i]];
+        std::copy_n(head.positions.begin() + slots[i], run, head.positions.begin() + std::ptrdiff_t(i));
     }
     for (PageId page : replaced) pool_->release(page);
     head.positions.resize(slots.size());

@@ -40,6 +40,7 @@ Compressor::Compressor(const GgufModel& model, Compute& compute, RaggedCache& sc
                        std::span<const CompressionRequest> requests, std::span<RaggedCache> caches,
                        std::uint32_t tokens, std::uint32_t chunk)
     : parameters_(model.parameters()),
+      compute_(compute),
       scratch_(scratch),
       caches_(caches),
       seconds_(requests.size()),
@@ -103,14 +104,27 @@ void Compressor::finish_layer(const PackedMatrix& output) {
         if (slides)
             keep_window(cache);
         else
-            compressions_[i].finish_layer(observer_,
-                                          [&](int layer, int head, std::span<const std::uint32_t> kept) {
-                                              cache.retain(global_layers_[std::size_t(layer)], head, kept);
-                                          });
+            evict(compressions_[i], cache);
         const double spent = watch.seconds();
         spent_seconds_ += spent;
         seconds_[i] += spent + observer_.borrowed_seconds();
     }
+}
+
+// The choice first, then the moving of what stays, of several heads at once.
+void Compressor::evict(Compression& compression, RaggedCache& cache) {
+    struct Head {
+        int layer, head;
+        std::vector<std::uint32_t> kept;
+    };
+    std::vector<Head> heads;
+    compression.finish_layer(observer_, [&](int layer, int head, std::span<const std::uint32_t> kept) {
+        heads.push_back({global_layers_[std::size_t(layer)], head, {kept.begin(), kept.end()}});
+    });
+    compute_.parallel(int(heads.size()), [&](int i, int) {
+        const Head& h = heads[std::size_t(i)];
+        cache.retain(h.layer, h.head, h.kept);
+    });
 }
 
 // A sliding layer keeps what the next tokens see.

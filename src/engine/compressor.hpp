@@ -49,10 +49,12 @@ class Compressor {
 
   private:
     std::size_t row() const { return std::size_t(parameters_.heads) * std::size_t(parameters_.head_dim); }
+    void evict(Compression& compression, RaggedCache& cache);
     void keep_window(RaggedCache& cache);
     void show_layer(const PackedMatrix& output);
 
     const HyperParameters& parameters_;
+    Compute& compute_;
     RaggedCache& scratch_;
     std::span<RaggedCache> caches_;
     std::vector<Compression> compressions_;

@@ -1,6 +1,8 @@
 #include "evict/window_attention.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 
 namespace holdfast {
 
@@ -27,6 +29,7 @@ float pooled_rescale(std::span<const float> past, int kernel) {
     const std::int64_t n = std::int64_t(past.size());
     double before = 0, after = 0;
     const auto at_edge = [&](std::int64_t i) {
+        before += double(past[std::size_t(i)]);
         const std::int64_t first = std::max<std::int64_t>(0, i + kernel / 2 - kernel + 1);
         const std::int64_t last = std::min<std::int64_t>(n - 1, i + kernel / 2);
         after += double(past[std::size_t(i)]) * double(last - first + 1) / kernel;
@@ -34,14 +37,19 @@ float pooled_rescale(std::span<const float> past, int kernel) {
     const std::int64_t inner_begin = std::min<std::int64_t>(n, kernel),
                        inner_end = std::max(inner_begin, n - kernel);
     for (std::int64_t i = 0; i < inner_begin; ++i) at_edge(i);
-    for (std::int64_t i = inner_begin; i < inner_end; ++i) after += double(past[std::size_t(i)]);
     for (std::int64_t i = inner_end; i < n; ++i) at_edge(i);
-    for (float value : past) before += double(value);
+    double inner[8] = {};  // sums of every eighth: the additions needn't wait for one another
+    for (std::int64_t i = inner_begin; i < inner_end; ++i)
+        inner[(i - inner_begin) % 8] += double(past[std::size_t(i)]);
+    const double sum = std::accumulate(std::begin(inner), std::end(inner), 0.0);
+    before += sum;
+    after += sum;
     return after > 0 ? float(before / after) : 1.0f;
 }
 
 void reduce_columns(const WindowAttention& attention, std::span<const float> rescale, int kernel,
                     std::uint32_t begin, std::uint32_t end, float* risk, float* mean) {
+    constexpr std::uint32_t strip = 128;
     std::fill(risk + begin, risk + end, 0.0f);
     std::fill(mean + begin, mean + end, 0.0f);
     const std::uint32_t inner_begin = std::max(begin, std::uint32_t(kernel));
@@ -53,11 +61,15 @@ void reduce_columns(const WindowAttention& attention, std::span<const float> res
         for (std::uint32_t j = begin; j < end; ++j) mean[j] += row[j];
         for (std::uint32_t j = begin; j < std::min(end, inner_begin); ++j)
             risk[j] = std::max(risk[j], pooled(row, j, attention.past, kernel) * factor);
-        for (std::uint32_t j = inner_begin; j < inner_end;
-             ++j) {  // no edge in sight: a plain, vectorizable sum
-            float sum = 0;
-            for (int i = 0; i < kernel; ++i) sum += row[j - std::uint32_t(kernel / 2) + std::uint32_t(i)];
-            risk[j] = std::max(risk[j], sum / float(kernel) * factor);
+        for (std::uint32_t j = inner_begin; j < inner_end; j += strip) {  // no edge in sight
+            const std::uint32_t count = std::min(strip, inner_end - j);
+            float sums[strip] = {};
+            for (int i = 0; i < kernel; ++i) {
+                const float* shifted = row + j - std::uint32_t(kernel / 2) + std::uint32_t(i);
+                for (std::uint32_t k = 0; k < count; ++k) sums[k] += shifted[k];
+            }
+            for (std::uint32_t k = 0; k < count; ++k)
+                risk[j + k] = std::max(risk[j + k], sums[k] / float(kernel) * factor);
         }
         for (std::uint32_t j = std::max(begin, inner_end); j < end; ++j)
             risk[j] = std::max(risk[j], pooled(row, j, attention.past, kernel) * factor);
