@@ -32,15 +32,17 @@ namespace {
 std::vector<std::uint32_t> secured_tokens(std::span<const float> attention, double sure, double mass,
                                           std::size_t at_most) {
     const double sum = sure + std::accumulate(attention.begin(), attention.end(), 0.0);
-    if (at_most == 0 || sum <= 0) return {};
+    if (at_most == 0 || attention.empty() || sum <= 0) return {};
     std::vector<std::uint32_t> order(attention.size());
     std::iota(order.begin(), order.end(), 0u);
     // Only the first at_most + 1 matter; ties go to the lower position.
     const std::size_t sorted = std::min(order.size(), at_most + 1);
-    std::partial_sort(order.begin(), order.begin() + std::ptrdiff_t(sorted), order.end(),
-                      [&](std::uint32_t a, std::uint32_t b) {
-                          return attention[a] != attention[b] ? attention[a] > attention[b] : a < b;
-                      });
+    const auto before = [&](std::uint32_t a, std::uint32_t b) {
+        return attention[a] != attention[b] ? attention[a] > attention[b] : a < b;
+    };
+    const auto behind = order.begin() + std::ptrdiff_t(sorted);
+    std::nth_element(order.begin(), behind - 1, order.end(), before);
+    std::sort(order.begin(), behind, before);
     double cumulative = sure / sum;
     std::size_t count = 0;
     for (; count < std::min(sorted, at_most); ++count) {

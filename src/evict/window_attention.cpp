@@ -4,6 +4,8 @@
 #include <iterator>
 #include <numeric>
 
+#include "kernels/pooling.hpp"
+
 namespace holdfast {
 
 namespace {
@@ -39,8 +41,10 @@ float pooled_rescale(std::span<const float> past, int kernel) {
     for (std::int64_t i = 0; i < inner_begin; ++i) at_edge(i);
     for (std::int64_t i = inner_end; i < n; ++i) at_edge(i);
     double inner[8] = {};  // sums of every eighth: the additions needn't wait for one another
-    for (std::int64_t i = inner_begin; i < inner_end; ++i)
-        inner[(i - inner_begin) % 8] += double(past[std::size_t(i)]);
+    std::int64_t i = inner_begin;
+    for (; i + 8 <= inner_end; i += 8)
+        for (std::int64_t k = 0; k < 8; ++k) inner[k] += double(past[std::size_t(i + k)]);
+    for (; i < inner_end; ++i) inner[0] += double(past[std::size_t(i)]);
     const double sum = std::accumulate(std::begin(inner), std::end(inner), 0.0);
     before += sum;
     after += sum;
@@ -49,30 +53,24 @@ float pooled_rescale(std::span<const float> past, int kernel) {
 
 void reduce_columns(const WindowAttention& attention, std::span<const float> rescale, int kernel,
                     std::uint32_t begin, std::uint32_t end, float* risk, float* mean) {
-    constexpr std::uint32_t strip = 128;
     std::fill(risk + begin, risk + end, 0.0f);
     std::fill(mean + begin, mean + end, 0.0f);
-    const std::uint32_t inner_begin = std::max(begin, std::uint32_t(kernel));
+    const std::uint32_t inner_begin = std::min(end, std::max(begin, std::uint32_t(kernel)));
     const std::uint32_t inner_end = std::max(
         inner_begin, std::min(end, attention.past - std::min(attention.past, std::uint32_t(kernel))));
     for (int r = 0; r < attention.rows; ++r) {
         const float* row = attention.row(r).data();
         const float factor = rescale[std::size_t(r)];
-        for (std::uint32_t j = begin; j < end; ++j) mean[j] += row[j];
-        for (std::uint32_t j = begin; j < std::min(end, inner_begin); ++j)
-            risk[j] = std::max(risk[j], pooled(row, j, attention.past, kernel) * factor);
-        for (std::uint32_t j = inner_begin; j < inner_end; j += strip) {  // no edge in sight
-            const std::uint32_t count = std::min(strip, inner_end - j);
-            float sums[strip] = {};
-            for (int i = 0; i < kernel; ++i) {
-                const float* shifted = row + j - std::uint32_t(kernel / 2) + std::uint32_t(i);
-                for (std::uint32_t k = 0; k < count; ++k) sums[k] += shifted[k];
+        const auto at_edge = [&](std::uint32_t first, std::uint32_t last) {
+            for (std::uint32_t j = first; j < last; ++j) {
+                mean[j] += row[j];
+                risk[j] = std::max(risk[j], pooled(row, j, attention.past, kernel) * factor);
             }
-            for (std::uint32_t k = 0; k < count; ++k)
-                risk[j + k] = std::max(risk[j + k], sums[k] / float(kernel) * factor);
-        }
-        for (std::uint32_t j = std::max(begin, inner_end); j < end; ++j)
-            risk[j] = std::max(risk[j], pooled(row, j, attention.past, kernel) * factor);
+        };
+        at_edge(begin, inner_begin);
+        raise_to_pooled(row + inner_begin, inner_end - inner_begin, kernel, factor, risk + inner_begin,
+                        mean + inner_begin);
+        at_edge(inner_end, end);
     }
     for (std::uint32_t j = begin; j < end; ++j) mean[j] /= float(attention.rows);
 }

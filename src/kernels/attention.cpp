@@ -167,10 +167,12 @@ void ScoreSlots(const AttentionTask& task, float* scores, std::size_t stride, fl
 
 void SoftmaxRow(float* scores, std::uint32_t visible, std::uint32_t count) {
     const Floats d;
-    float maximum = kNone;
-    for (std::uint32_t i = 0; i < visible; ++i) maximum = std::max(maximum, scores[i]);
-    LaneSum total;
     const std::uint32_t whole = visible / 16 * 16;
+    Vector best = hn::Set(d, kNone);
+    for (std::uint32_t i = 0; i < whole; i += kLanes) best = hn::Max(best, hn::LoadU(d, scores + i));
+    float maximum = hn::GetLane(hn::MaxOfLanes(d, best));
+    for (std::uint32_t i = whole; i < visible; ++i) maximum = std::max(maximum, scores[i]);
+    LaneSum total;
     for (std::uint32_t i = 0; i < whole; i += kLanes) {
         const Vector weight = ExpNonPositive(hn::Sub(hn::LoadU(d, scores + i), hn::Set(d, maximum)));
         hn::StoreU(weight, d, scores + i);

@@ -8,6 +8,7 @@
 
 #include "kernels/attention.hpp"
 #include "kernels/matmul.hpp"
+#include "kernels/pooling.hpp"
 #include "kernels/quantized.hpp"
 #include "kernels/simd.hpp"
 #include "kernels/vnorm.hpp"
@@ -307,6 +308,29 @@ TEST_F(EveryTarget, QuantizedProductEqualsThePlainOne) {
                 }
         }
     }
+}
+
+// Breaks if a neighbour, the tail of a row or a maximum is missed, or instruction sets differ.
+TEST_F(EveryTarget, PooledRowsEqualThePlainOnes) {
+    for (const int kernel : {1, 5, 7})
+        for (const std::size_t count : {0u, 1u, 15u, 16u, 50u}) {
+            const std::vector<float> row = random_floats(count + std::size_t(kernel)),
+                                     before = random_floats(count);
+            std::vector<float> first;
+            for (const SimdTarget& target : simd_targets()) {
+                use_simd_target(target.name);
+                std::vector<float> most = before, sum = before;
+                raise_to_pooled(row.data() + kernel / 2, count, kernel, 0.7f, most.data(), sum.data());
+                for (std::size_t k = 0; k < count; ++k) {
+                    double pooled = 0;
+                    for (int i = 0; i < kernel; ++i) pooled += double(row[k + std::size_t(i)]) / kernel;
+                    ASSERT_NEAR(most[k], std::max(double(before[k]), 0.7 * pooled), 1e-6);
+                    ASSERT_EQ(sum[k], before[k] + row[k + std::size_t(kernel / 2)]);
+                }
+                if (first.empty()) first = most;
+                ASSERT_EQ(most, first) << target.name;
+            }
+        }
 }
 
 // Breaks if any size of group, head or context that models have falls between the kernel's tiles.
