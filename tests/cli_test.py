@@ -52,6 +52,24 @@ class Cli(unittest.TestCase):
             self.assertIn(word, message)
         self.assertLess(len(message.splitlines()), 5, message)  # a message, not a dump
 
+    # Breaks if a length, budget or repetition is left out or measured twice, the full cache is compressed, or nonsense is measured.
+    def test_bench(self):
+        figures = self.folder / "figures.json"
+        made = run("bench", "--contexts", "64,200", "--budgets", "100%,50%", "-n", "2", "-r", "2", "--json", figures)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        rows = json.loads(figures.read_text())
+        self.assertEqual([(r["context"], r["budget"], r["method"]) for r in rows],
+                         [(64, "100%", "full"), (64, "50%", "layer-defensive"), (200, "100%", "full"), (200, "50%", "layer-defensive")])
+        for r in rows:
+            for name in ["prefill_tokens_per_second", "decode_tokens_per_second"]:
+                self.assertEqual([len(r[name]), min(r[name]) > 0], [2, True])
+            self.assertEqual(r["beyond_training"], False)
+        self.assertLess(rows[3]["kv_bytes"], 0.75 * rows[2]["kv_bytes"])
+        self.assertEqual(len(made.stdout.decode().splitlines()), 6)
+        for what, wrong in [("--contexts", "0"), ("--contexts", "4x"), ("--budgets", "0%"), ("--method", "magic"), ("--set", "window"), ("-r", "0")]:
+            self.refused(run("bench", what, wrong), 2, wrong)
+        self.refused(run("bench", "-m", self.document), 1, "document.txt")
+
     # Breaks if an input that can't be meant is accepted, ends otherwise than with 2, or isn't named.
     def test_usage_errors(self):
         q = "Who is the keeper?"

@@ -37,4 +37,8 @@ MappedFile::~MappedFile() {
     if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
+void MappedFile::release_pages() const {
+    if (data_ != nullptr) ::madvise(const_cast<std::byte*>(data_), size_, MADV_DONTNEED);
+}
+
 }  // namespace holdfast

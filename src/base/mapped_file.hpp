@@ -17,6 +17,9 @@ class MappedFile {
 
     std::span<const std::byte> bytes() const { return {data_, size_}; }
 
+    // Pages that were read needn't stay in memory; what is touched again is read again.
+    void release_pages() const;
+
   private:
     const std::byte* data_ = nullptr;
     std::size_t size_ = 0;

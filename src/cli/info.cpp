@@ -84,7 +84,7 @@ void run(const InfoOptions& options) {
         fmt::print("  {:<34}{:>12}  {}\n", name, format_bytes(bytes), remark);
     };
     line("weights, mapped", plan.weights);
-    if (plan.quantized > 0) line("weights, laid out for decoding", plan.quantized);
+    if (plan.quantized > 0) line("weights, laid out for products", plan.quantized);
     line("hidden states", plan.hidden);
     line("one layer's scratch", plan.layer_scratch());
     line("  its keys and values", plan.layer_kv);

@@ -13,10 +13,10 @@ namespace holdfast {
 // Bytes that reading a context takes, known before the work starts.
 struct MemoryPlan {
     std::size_t weights = 0;        // mapped from the file
-    std::size_t quantized = 0;      // copies of weights in the layout for few tokens
+    std::size_t quantized = 0;      // copies of weights in the layout of our products
     std::size_t hidden = 0;         // hidden states of the whole context
     std::size_t layer_kv = 0;       // one layer's keys and values before eviction
-    std::size_t layer_weights = 0;  // one layer's matrices in fp32
+    std::size_t layer_weights = 0;  // one layer's matrices that are expanded to fp32
     std::size_t layer_work = 0;     // activations of a chunk, observation of a layer
     std::size_t kv_full = 0;     // the whole cache, nothing evicted but what sliding layers never see again
     std::size_t kv_kept = 0;     // the cache at the budget

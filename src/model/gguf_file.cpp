@@ -160,6 +160,10 @@ std::optional<std::vector<bool>> GgufFile::booleans(const std::string& key) cons
     }
 }
 
+void GgufFile::release_pages() const {
+    for (const Part& part : parts_) part.file->release_pages();
+}
+
 ggml_tensor* GgufFile::tensor(const std::string& name) const {
     for (const Part& part : parts_)
         if (ggml_tensor* tensor = ggml_get_tensor(part.tensors.get(), name.c_str())) return tensor;

@@ -34,6 +34,7 @@ class GgufFile {
     ggml_tensor* tensor(const std::string& name) const;
     std::vector<std::string> tensor_names() const;
     std::size_t tensor_bytes() const { return tensor_bytes_; }
+    void release_pages() const;  // as MappedFile's
 
   private:
     struct Part {

@@ -1,9 +1,11 @@
 #include "model/model.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <initializer_list>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "holdfast/error.hpp"
@@ -102,8 +104,9 @@ GgufModel::GgufModel(const std::string& path, const ModelOptions& options)
     : file_(path), options_(options), parameters_(read_hyper_parameters(file_)) {
     apply_options(parameters_, options);
     bind_tensors();
-    quantize();
     fingerprint_ = compute_fingerprint();
+    quantize();
+    file_.release_pages();  // most won't be touched again
 }
 
 void GgufModel::bind_tensors() {
@@ -204,14 +207,22 @@ void GgufModel::quantize() {
     if (bytes == 0) return;
     quantized_ = Buffer(bytes);
     auto* next = quantized_.as<std::byte>();
+    std::vector<std::pair<const ggml_tensor*, std::byte*>> copies;
     for (Linear* linear : matrices()) {
         QuantizedMatrix matrix = quantized_shape(linear->weight);
         if (matrix.bits == 0) continue;
-        store_quantized(linear->weight, next);
+        copies.emplace_back(linear->weight, next);
         matrix.groups = next;
         linear->quantized = matrix;
         next += matrix.bytes();
     }
+    std::atomic<std::size_t> taken = 0;
+    std::vector<std::jthread> threads;
+    for (unsigned t = 0; t < std::max(1u, std::thread::hardware_concurrency()); ++t)
+        threads.emplace_back([&] {
+            for (std::size_t i; (i = taken.fetch_add(1)) < copies.size();)
+                store_quantized(copies[i].first, copies[i].second);
+        });
 }
 
 std::string GgufModel::compute_fingerprint() const {
