@@ -486,7 +486,7 @@ class Cli(unittest.TestCase):
     # Breaks if answers differ between runs, formats or ways to hand over documents and questions.
     def test_answers(self):
         q = "What is the name of the keeper?"
-        plain = run("ask", "-f", self.document, "-n", "12", q)
+        plain = run("ask", "-f", self.document, "--budget", "50%", "-n", "16", q)
         self.assertEqual(plain.returncode, 0, plain.stderr)
         self.assertIn(b"Ottoline Finch", plain.stdout)
         summary = plain.stderr.decode()
@@ -495,7 +495,7 @@ class Cli(unittest.TestCase):
         self.assertNotIn("\r", summary)  # progress is for terminals
 
         questions = self.write("questions.txt", f"{q}\n\nWhat colour is the light?\n")
-        listed = run("ask", "-f", "-", "-n", "12", "--json", "--questions", questions, input=DOCUMENT.encode())
+        listed = run("ask", "-f", "-", "--budget", "50%", "-n", "16", "--json", "--questions", questions, input=DOCUMENT.encode())
         self.assertEqual(listed.returncode, 0, listed.stderr)
         objects = [json.loads(line) for line in listed.stdout.splitlines()]
         self.assertEqual([o["question"] for o in objects], [q, "What colour is the light?"])
@@ -506,10 +506,10 @@ class Cli(unittest.TestCase):
             self.assertGreater(objects[0][key], 0, key)
 
         # A question doesn't see the one before it.
-        alone = run("ask", "-f", self.document, "-n", "12", "What colour is the light?")
+        alone = run("ask", "-f", self.document, "--budget", "50%", "-n", "16", "What colour is the light?")
         self.assertEqual(alone.stdout.decode().removesuffix("\n"), objects[1]["answer"])
 
-        aware = run("ask", "-f", self.document, "-n", "12", "--question-aware", q)
+        aware = run("ask", "-f", self.document, "--budget", "50%", "-n", "16", "--question-aware", q)
         self.assertIn("question-aware", aware.stderr.decode())
         self.assertIn(b"Ottoline Finch", aware.stdout)
 

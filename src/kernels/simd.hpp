@@ -3,7 +3,7 @@
 // Every kernel gives the same bits on every target and for every split of its rows: multiply-adds are
 // fused everywhere (the portable target calls std::fma), sums run in one fixed order, and compilation
 // forbids the compiler to contract other expressions. What an eviction method keeps can therefore not
-// depend on the processor.
+// depend on the processor, but for models with 8-bit weights (beats_fp32() in quantized.hpp).
 #pragma once
 
 #include <cstdint>
