@@ -8,10 +8,11 @@
 #include "hwy/foreach_target.h"
 #include "kernels/panel-inl.hpp"
 
-HWY_BEFORE_NAMESPACE();
 #if HWY_TARGET == HWY_AVX3_DL
-#pragma GCC push_options
-#pragma GCC target("avx512vnni")  // every processor of this target has it; Highway 1.0.3 forgets it
+// Every processor of this target has it; Highway 1.0.3 forgets it.
+HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni")
+#else
+HWY_BEFORE_NAMESPACE();
 #endif
 namespace holdfast {
 namespace HWY_NAMESPACE {
@@ -314,9 +315,6 @@ void QuantizeRows(int rows, const float* x, std::size_t stride, const QuantizedR
 
 }  // namespace HWY_NAMESPACE
 }  // namespace holdfast
-#if HWY_TARGET == HWY_AVX3_DL
-#pragma GCC pop_options
-#endif
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
