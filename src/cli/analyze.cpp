@@ -95,7 +95,7 @@ class Analyst {
             subject_.methods.push_back(request.method.name() + " " + request.budget.name());
         }
         ProgressLine line;
-        contexts_ = read_contexts(model_, compute_, prompt.context, all, 512,
+        contexts_ = read_contexts(model_, compute_, prompt.context, all,
                                   [&](const ReadProgress& progress) { line.show(progress); });
         for (std::size_t i = 1; i < contexts_.size(); ++i) kept_.push_back(&contexts_[i].cache);
     }

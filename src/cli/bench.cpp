@@ -84,7 +84,7 @@ std::vector<Sample> measure(const GgufModel& model, Compute& compute, std::uint3
     for (int& token : text) token = int(random() % std::uint32_t(vocabulary));
     ProgressLine line;
     const std::vector<ReadContext> contexts =
-        read_contexts(model, compute, text, requests, 512, [&](const ReadProgress& p) { line.show(p); });
+        read_contexts(model, compute, text, requests, [&](const ReadProgress& p) { line.show(p); });
     line.clear();
     DecoderGraph decoder(model, compute);
     std::vector<Sample> samples;

@@ -58,9 +58,8 @@ void run(const InfoOptions& options) {
     const GgufModel model(options.model, options.model_options);
     const HyperParameters& p = model.parameters();
     const std::uint32_t tokens = p.context_length;
-    const ReadSettings settings;
     const CompressionRequest request{method, budget};
-    const MemoryPlan plan = plan_memory(model, tokens, {&request, 1}, settings.chunk, options.threads);
+    const MemoryPlan plan = plan_memory(model, tokens, {&request, 1}, default_chunk, options.threads);
 
     const char* scaling[] = {"none", "linear", "yarn", "longrope"};
     fmt::print("model           {} ({})\n", p.name, options.model);

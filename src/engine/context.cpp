@@ -29,8 +29,9 @@ ReadReport report_of(const HyperParameters& p, const RaggedCache& cache) {
 }
 
 std::vector<ReadContext> read_contexts(const GgufModel& model, Compute& compute, std::span<const int> tokens,
-                                       std::span<const CompressionRequest> requests, std::uint32_t chunk,
-                                       const std::function<void(const ReadProgress&)>& progress) {
+                                       std::span<const CompressionRequest> requests,
+                                       const std::function<void(const ReadProgress&)>& progress,
+                                       std::uint32_t chunk) {
     const HyperParameters& p = model.parameters();
     const auto n = std::uint32_t(tokens.size());
     if (n == 0) throw Error("there is nothing to read: the context is empty", Error::Kind::usage);
@@ -99,7 +100,7 @@ ReadContext read_context(const GgufModel& model, Compute& compute, std::span<con
                          const ReadSettings& settings,
                          const std::function<void(const ReadProgress&)>& progress) {
     const CompressionRequest request{settings.method, settings.budget};
-    return std::move(read_contexts(model, compute, tokens, {&request, 1}, settings.chunk, progress).front());
+    return std::move(read_contexts(model, compute, tokens, {&request, 1}, progress, settings.chunk).front());
 }
 
 }  // namespace holdfast

@@ -19,10 +19,12 @@
 
 namespace holdfast {
 
+constexpr std::uint32_t default_chunk = 512;  // tokens that go through a layer together
+
 struct ReadSettings {
     Method method = Method::full();
-    Budget budget;              // not used by a method that keeps everything
-    std::uint32_t chunk = 512;  // tokens that go through a layer together
+    Budget budget;  // not used by a method that keeps everything
+    std::uint32_t chunk = default_chunk;
 };
 
 // A context that was read, compressed, and can be asked any number of times.
@@ -44,7 +46,7 @@ ReadContext read_context(const GgufModel& model, Compute& compute, std::span<con
 // One reading, compressed in several ways: the same contexts as if each were read by itself.
 std::vector<ReadContext> read_contexts(const GgufModel& model, Compute& compute, std::span<const int> tokens,
                                        std::span<const CompressionRequest> requests,
-                                       std::uint32_t chunk = 512,
-                                       const std::function<void(const ReadProgress&)>& progress = {});
+                                       const std::function<void(const ReadProgress&)>& progress = {},
+                                       std::uint32_t chunk = default_chunk);
 
 }  // namespace holdfast

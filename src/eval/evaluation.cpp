@@ -93,7 +93,7 @@ void Evaluation::run(const Sample& sample, const std::vector<CompressionRequest>
     const Tokens tokens = tokens_of(sample);
     const std::string hash = hash_of(sample, tokens);
     const std::vector<ReadContext> contexts =
-        read_contexts(model_, compute_, tokens.context, requests, 512, progress);
+        read_contexts(model_, compute_, tokens.context, requests, progress);
     for (std::size_t i = 0; i < requests.size(); ++i) {
         const ReadContext& context = contexts[i];
         SampleResult result;

@@ -13,17 +13,27 @@ namespace holdfast {
 
 namespace {
 
-// Products of one input with several matrices, y = x · Wᵀ + b, as one node of a graph: less waiting than in
-// one each. Its result has them one after another, each [outputs, tokens].
+// What an input is multiplied with.
+struct Factor {
+    const Linear* linear;
+    const PackedMatrix* expanded;  // null: the weights as they are
+
+    enum class Way { quantized, expanded, ggml };
+    Way way() const {
+        if (expanded != nullptr) return Way::expanded;
+        return linear->quantized ? Way::quantized : Way::ggml;
+    }
+    // What products are divided by: groups of outputs or panels.
+    int units() const {
+        return expanded == nullptr ? linear->quantized.group_count() : expanded->panel_count();
+    }
+};
+
+// Products of one input with several matrices, y = x · Wᵀ + b, all quantised or all expanded, as one node of
+// a graph: less waiting than in one each. Its result has them one after another, each [outputs, tokens].
 struct ProductNode {
-    struct Part {
-        const PackedMatrix* expanded;  // all of a node's parts have this one, or …
-        const QuantizedMatrix* quantized;
-        const float* bias;
-        int outputs;
-    };
-    static constexpr int most_parts = 3;
-    Part parts[most_parts];
+    static constexpr int most_factors = 3;
+    Factor factors[most_factors];
     int count = 0;
     std::byte* rows = nullptr;  // room for the quantised inputs, if the weights are
     // 0 before each run:
@@ -55,12 +65,12 @@ struct ProductNode {
     }
 };
 
-// Calls run(part, begin, end) for what [begin, end) covers of the parts' units, counted one part after
+// Calls run(factor, begin, end) for what [begin, end) covers of the factors' units, counted one factor after
 // another.
-template <class Units, class Run>
-void for_parts(const ProductNode& node, int begin, int end, const Units& units, const Run& run) {
+template <class Run>
+void for_factors(const ProductNode& node, int begin, int end, const Run& run) {
     for (int i = 0, first = 0; i < node.count && first < end; ++i) {
-        const int count = units(node.parts[i]);
+        const int count = node.factors[i].units();
         const int from = std::max(begin, first), to = std::min(end, first + count);
         if (from < to) run(i, from - first, to - first);
         first += count;
@@ -72,18 +82,14 @@ void run_products(ggml_tensor* result, int thread, int threads, void* userdata) 
     const ggml_tensor* input = result->src[0];
     const auto* x = static_cast<const float*>(input->data);
     const int inputs = int(input->ne[0]), tokens = int(input->ne[1]);
-    const bool quantized = node.parts[0].quantized != nullptr;
-    // Groups of outputs or panels.
-    const auto units = [&](const ProductNode::Part& part) {
-        return quantized ? part.quantized->group_count() : part.expanded->panel_count();
-    };
-    float* out[ProductNode::most_parts];
+    const bool quantized = node.factors[0].way() == Factor::Way::quantized;
+    float* out[ProductNode::most_factors];
     int all = 0;
     float* next = static_cast<float*>(result->data);
     for (int i = 0; i < node.count; ++i) {
         out[i] = next;
-        next += std::size_t(node.parts[i].outputs) * std::size_t(tokens);
-        all += units(node.parts[i]);
+        next += std::size_t(node.factors[i].linear->outputs()) * std::size_t(tokens);
+        all += node.factors[i].units();
     }
 
     QuantizedRows rows;
@@ -96,15 +102,16 @@ void run_products(ggml_tensor* result, int thread, int threads, void* userdata) 
          (task = node.next_task.fetch_add(1, std::memory_order_relaxed)) < row_tasks * unit_tasks;) {
         const int row = task / unit_tasks * rows_of_task, begin = task % unit_tasks * units_of_task;
         const int count = std::min(rows_of_task, tokens - row);
-        for_parts(node, begin, std::min(all, begin + units_of_task), units, [&](int i, int from, int to) {
-            const ProductNode::Part& part = node.parts[i];
-            const std::size_t stride = std::size_t(part.outputs);
+        for_factors(node, begin, std::min(all, begin + units_of_task), [&](int i, int from, int to) {
+            const auto& [linear, expanded] = node.factors[i];
+            const float* bias = linear->bias_data();
+            const std::size_t stride = std::size_t(linear->outputs());
             float* y = out[i] + std::size_t(row) * stride;
             if (quantized)
-                quantized_product(*part.quantized, from, to, count, rows.from(row), part.bias, y, stride);
+                quantized_product(linear->quantized, from, to, count, rows.from(row), bias, y, stride);
             else
-                matmul(count, x + std::size_t(row) * std::size_t(inputs), std::size_t(inputs), *part.expanded,
-                       from, to, part.bias, y, stride);
+                matmul(count, x + std::size_t(row) * std::size_t(inputs), std::size_t(inputs), *expanded,
+                       from, to, bias, y, stride);
         });
     }
 }
@@ -121,55 +128,16 @@ class Builder {
         return ggml_mul(context_, ggml_rms_norm(context_, x, model_.parameters().rms_epsilon), weight);
     }
 
-    struct Factor {
-        const Linear* linear;
-        const PackedMatrix* expanded;  // null: the weights as they are
-    };
-    enum class Way { quantized, expanded, ggml };
-    static Way way_of(const Factor& factor) {
-        if (factor.expanded != nullptr) return Way::expanded;
-        return factor.linear->quantized ? Way::quantized : Way::ggml;
-    }
-
     // x [inputs, tokens] times each of these.
-    std::array<ggml_tensor*, ProductNode::most_parts> multiply(std::initializer_list<Factor> factors,
-                                                               ggml_tensor* x) {
-        std::array<ggml_tensor*, ProductNode::most_parts> products = {};
-        for (const Way way : {Way::quantized, Way::expanded, Way::ggml}) {
-            ProductNode* node = nullptr;
-            std::int64_t outputs = 0;
-            for (const Factor& factor : factors) {
-                if (way_of(factor) != way || way == Way::ggml) continue;
-                if (node == nullptr) node = next_node_++;
-                const Linear& linear = *factor.linear;
-                node->parts[node->count++] = {way == Way::expanded ? factor.expanded : nullptr,
-                                              way == Way::quantized ? &linear.quantized : nullptr,
-                                              linear.bias_data(), linear.outputs()};
-                outputs += linear.outputs();
-            }
-            ggml_tensor* all = nullptr;
-            if (node != nullptr) {
-                node->rows = rows_;
-                all = ggml_custom_4d(context_, GGML_TYPE_F32, outputs * x->ne[1], 1, 1, 1, &x, 1,
-                                     run_products, GGML_N_TASKS_MAX, node);
-            }
-            int index = 0;
-            std::int64_t begin = 0;
-            for (const Factor& factor : factors) {
-                ggml_tensor*& product = products[index++];
-                if (way_of(factor) != way) continue;
-                const Linear& linear = *factor.linear;
-                if (way == Way::ggml) {
-                    product = ggml_mul_mat(context_, linear.weight, x);
-                    if (linear.bias != nullptr)
-                        product = ggml_add(context_, product, const_cast<ggml_tensor*>(linear.bias));
-                } else {
-                    const std::int64_t width = linear.outputs();
-                    product = ggml_view_2d(context_, all, width, x->ne[1], std::size_t(width) * sizeof(float),
-                                           std::size_t(begin * x->ne[1]) * sizeof(float));
-                    begin += width;
-                }
-            }
+    std::array<ggml_tensor*, ProductNode::most_factors> multiply(std::initializer_list<Factor> factors,
+                                                                 ggml_tensor* x) {
+        std::array<ggml_tensor*, ProductNode::most_factors> products = {};
+        for (const Factor::Way way : {Factor::Way::quantized, Factor::Way::expanded})
+            multiply_in_one_node(way, factors, x, products.data());
+        ggml_tensor** product = products.data();
+        for (const Factor& factor : factors) {
+            if (factor.way() == Factor::Way::ggml) *product = ggml_product(*factor.linear, x);
+            ++product;
         }
         return products;
     }
@@ -269,6 +237,36 @@ class Builder {
     }
 
   private:
+    // Those of the factors that are multiplied in this way.
+    void multiply_in_one_node(Factor::Way way, std::initializer_list<Factor> factors, ggml_tensor* x,
+                              ggml_tensor** products) {
+        const std::int64_t tokens = x->ne[1];
+        std::int64_t outputs = 0;
+        for (const Factor& factor : factors)
+            if (factor.way() == way) outputs += factor.linear->outputs();
+        if (outputs == 0) return;
+        ProductNode* node = next_node_++;
+        node->rows = rows_;
+        ggml_tensor* all = ggml_custom_4d(context_, GGML_TYPE_F32, outputs * tokens, 1, 1, 1, &x, 1,
+                                          run_products, GGML_N_TASKS_MAX, node);
+        std::int64_t begin = 0;
+        for (const Factor& factor : factors) {
+            ggml_tensor*& product = *products++;
+            if (factor.way() != way) continue;
+            node->factors[node->count++] = factor;
+            const std::int64_t width = factor.linear->outputs();
+            product = ggml_view_2d(context_, all, width, tokens, std::size_t(width) * sizeof(float),
+                                   std::size_t(begin * tokens) * sizeof(float));
+            begin += width;
+        }
+    }
+
+    ggml_tensor* ggml_product(const Linear& linear, ggml_tensor* x) const {
+        ggml_tensor* product = ggml_mul_mat(context_, linear.weight, x);
+        return linear.bias == nullptr ? product
+                                      : ggml_add(context_, product, const_cast<ggml_tensor*>(linear.bias));
+    }
+
     // The mixture's best experts for each token, weighted by the router.
     ggml_tensor* experts(const LayerWeights& w, ggml_tensor* x) {
         const HyperParameters& p = model_.parameters();
