@@ -2,125 +2,21 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
 #include <numeric>
-#include <thread>
 
 #include "holdfast/error.hpp"
+#include "model/product_node.hpp"
 
 namespace holdfast {
 
 namespace {
 
-// What an input is multiplied with.
-struct Factor {
-    const Linear* linear;
-    const PackedMatrix* expanded;  // null: the weights as they are
-
-    enum class Way { quantized, expanded, ggml };
-    Way way() const {
-        if (expanded != nullptr) return Way::expanded;
-        return linear->quantized ? Way::quantized : Way::ggml;
-    }
-    // What products are divided by: groups of outputs or panels.
-    int units() const {
-        return expanded == nullptr ? linear->quantized.group_count() : expanded->panel_count();
-    }
-};
-
-// Products of one input with several matrices, y = x · Wᵀ + b, all quantised or all expanded, as one node of
-// a graph: less waiting than in one each. Its result has them one after another, each [outputs, tokens].
-struct ProductNode {
-    static constexpr int most_factors = 3;
-    Factor factors[most_factors];
-    int count = 0;
-    std::byte* rows = nullptr;  // room for the quantised inputs, if the weights are
-    // 0 before each run:
-    std::atomic<int> next_task{0};
-    std::atomic<int> threads_done{0};  // with their part of the quantised inputs
-
-    // Products with few tokens are bound by memory: rounding their inputs to 15 bits costs no time. Each
-    // thread does that for itself, which takes less than waiting for another.
-    static bool few(int tokens) { return tokens <= 4; }
-    static std::size_t row_bytes(int tokens, int inputs, int threads) {
-        return few(tokens) ? QuantizedRows::bytes(tokens, inputs, 15) * std::size_t(threads)
-                           : QuantizedRows::bytes(tokens, inputs, 8);
-    }
-    QuantizedRows quantize(const float* x, int tokens, int inputs, int thread, int threads) {
-        const std::size_t stride = std::size_t(inputs);
-        if (few(tokens)) {
-            const QuantizedRows own = QuantizedRows::at(
-                rows + std::size_t(thread) * QuantizedRows::bytes(tokens, inputs, 15), tokens, inputs, 15);
-            quantize_rows(tokens, x, stride, own);
-            return own;
-        }
-        const QuantizedRows all = QuantizedRows::at(rows, tokens, inputs, 8);
-        const auto first = [&](int t) { return int(std::int64_t(tokens) * t / threads); };
-        const int begin = first(thread);
-        quantize_rows(first(thread + 1) - begin, x + std::size_t(begin) * stride, stride, all.from(begin));
-        threads_done.fetch_add(1, std::memory_order_acq_rel);
-        while (threads_done.load(std::memory_order_acquire) < threads) std::this_thread::yield();
-        return all;
-    }
-};
-
-// Calls run(factor, begin, end) for what [begin, end) covers of the factors' units, counted one factor after
-// another.
-template <class Run>
-void for_factors(const ProductNode& node, int begin, int end, const Run& run) {
-    for (int i = 0, first = 0; i < node.count && first < end; ++i) {
-        const int count = node.factors[i].units();
-        const int from = std::max(begin, first), to = std::min(end, first + count);
-        if (from < to) run(i, from - first, to - first);
-        first += count;
-    }
-}
-
-void run_products(ggml_tensor* result, int thread, int threads, void* userdata) {
-    auto& node = *static_cast<ProductNode*>(userdata);
-    const ggml_tensor* input = result->src[0];
-    const auto* x = static_cast<const float*>(input->data);
-    const int inputs = int(input->ne[0]), tokens = int(input->ne[1]);
-    const bool quantized = node.factors[0].way() == Factor::Way::quantized;
-    float* out[ProductNode::most_factors];
-    int all = 0;
-    float* next = static_cast<float*>(result->data);
-    for (int i = 0; i < node.count; ++i) {
-        out[i] = next;
-        next += std::size_t(node.factors[i].linear->outputs()) * std::size_t(tokens);
-        all += node.factors[i].units();
-    }
-
-    QuantizedRows rows;
-    if (quantized) rows = node.quantize(x, tokens, inputs, thread, threads);
-    constexpr int rows_of_task = 96;
-    const int units_of_task = std::max(1, quantized ? all / (8 * threads) : std::min(8, all / threads));
-    const int row_tasks = (tokens + rows_of_task - 1) / rows_of_task;
-    const int unit_tasks = (all + units_of_task - 1) / units_of_task;
-    for (int task;
-         (task = node.next_task.fetch_add(1, std::memory_order_relaxed)) < row_tasks * unit_tasks;) {
-        const int row = task / unit_tasks * rows_of_task, begin = task % unit_tasks * units_of_task;
-        const int count = std::min(rows_of_task, tokens - row);
-        for_factors(node, begin, std::min(all, begin + units_of_task), [&](int i, int from, int to) {
-            const auto& [linear, expanded] = node.factors[i];
-            const float* bias = linear->bias_data();
-            const std::size_t stride = std::size_t(linear->outputs());
-            float* y = out[i] + std::size_t(row) * stride;
-            if (quantized)
-                quantized_product(linear->quantized, from, to, count, rows.from(row), bias, y, stride);
-            else
-                matmul(count, x + std::size_t(row) * std::size_t(inputs), std::size_t(inputs), *expanded,
-                       from, to, bias, y, stride);
-        });
-    }
-}
-
 // Builds the nodes of layers; what its nodes refer to lives as long as the graph.
 class Builder {
   public:
-    // nodes: room for products_of_layer a layer, and one more for logits; rows: for quantised inputs, as
-    // ProductNode has them.
+    // nodes: room for products_of_layer a layer, and one more for logits; rows: for their quantised
+    // inputs.
     Builder(ggml_context* context, const GgufModel& model, ProductNode* nodes, std::byte* rows)
         : context_(context), model_(model), next_node_(nodes), rows_(rows) {}
 
@@ -240,23 +136,19 @@ class Builder {
     // Those of the factors that are multiplied in this way.
     void multiply_in_one_node(Factor::Way way, std::initializer_list<Factor> factors, ggml_tensor* x,
                               ggml_tensor** products) {
-        const std::int64_t tokens = x->ne[1];
-        std::int64_t outputs = 0;
+        const auto chosen = [&](const Factor& factor) { return factor.way() == way; };
+        if (std::none_of(factors.begin(), factors.end(), chosen)) return;
+        ProductNode& node = *next_node_++;
         for (const Factor& factor : factors)
-            if (factor.way() == way) outputs += factor.linear->outputs();
-        if (outputs == 0) return;
-        ProductNode* node = next_node_++;
-        node->rows = rows_;
-        ggml_tensor* all = ggml_custom_4d(context_, GGML_TYPE_F32, outputs * tokens, 1, 1, 1, &x, 1,
-                                          run_products, GGML_N_TASKS_MAX, node);
+            if (chosen(factor)) node.add(factor);
+        ggml_tensor* all = node.build(context_, x, rows_);
         std::int64_t begin = 0;
         for (const Factor& factor : factors) {
             ggml_tensor*& product = *products++;
-            if (factor.way() != way) continue;
-            node->factors[node->count++] = factor;
+            if (!chosen(factor)) continue;
             const std::int64_t width = factor.linear->outputs();
-            product = ggml_view_2d(context_, all, width, tokens, std::size_t(width) * sizeof(float),
-                                   std::size_t(begin * tokens) * sizeof(float));
+            product = ggml_view_2d(context_, all, width, x->ne[1], std::size_t(width) * sizeof(float),
+                                   std::size_t(begin * x->ne[1]) * sizeof(float));
             begin += width;
         }
     }
@@ -305,7 +197,7 @@ class Builder {
 
 constexpr int products_of_layer = 9;  // at most, if queries, keys and values are of different types
 
-// Of ProductNode::rows for the model's longest inputs.
+// What products of the model's longest inputs need.
 std::size_t quantized_row_bytes(const GgufModel& model, int tokens, int threads) {
     const auto bytes = [&](const Linear& linear) {
         return linear.quantized ? ProductNode::row_bytes(tokens, linear.inputs(), threads) : 0;
@@ -517,8 +409,7 @@ std::span<const float> DecoderGraph::run(std::span<const int> tokens, RaggedCach
     std::copy(tokens.begin(), tokens.end(), static_cast<std::int32_t*>(state.ids->data));
     auto* positions = static_cast<std::int32_t*>(state.positions->data);
     std::iota(positions, positions + tokens.size(), std::int32_t(first));
-    for (std::size_t i = 0; i < state.product_count; ++i)
-        state.products[i].next_task = state.products[i].threads_done = 0;
+    for (std::size_t i = 0; i < state.product_count; ++i) state.products[i].start_again();
     state.compute.run(state.graph);
     for (std::size_t l = 0; l < layers && recording.queries != nullptr; ++l)
         std::copy_n(state.queries.data() + ((l + 1) * count - recording.tokens) * row, recording.tokens * row,
