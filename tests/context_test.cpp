@@ -175,9 +175,9 @@ TEST(Edges, ShortContextsAndExtremeBudgets) {
         }
 }
 
-// Breaks if evicting next to nothing changes the answer: n, n - 1 and n - 16 tokens of n. Any change, however small,
-// rounds the question's activations to other 8-bit codes, which moves this model's logits by 1.5 to 2.2%; half of the
-// tokens moves them by 8%.
+// Breaks if evicting next to nothing changes the answer: n, n - 1 and n - 16 tokens of n. Any change, however
+// small, rounds the question's activations to other 8-bit codes, which moves this model's logits by 1.5
+// to 2.2%; half of the tokens moves them by 8%.
 TEST(Edges, BudgetsNextToEverythingAnswerAsTheFullCache) {
     const GgufModel model(default_model_path());
     const Tokenizer tokenizer(default_model_path());
