@@ -19,8 +19,6 @@
 #include "kernels/simd.hpp"
 #include "kernels/vnorm.hpp"
 
-extern "C" void openblas_set_num_threads(int);
-
 namespace holdfast {
 namespace {
 

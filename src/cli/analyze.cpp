@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -135,7 +136,7 @@ class Analyst {
         for (std::size_t m = 0; m < subject_.methods.size(); ++m) {
             fmt::print("\n{}\n\n", subject_.methods[m]);
             for (const ColouredText::Piece& piece : coloured_pieces(subject_, counts[m])) {
-                const int level = int(piece.share * 5 + 0.5);
+                const int level = int(std::lround(piece.share * 5));
                 fmt::print("{}{}\033[0m",
                            level == 0 ? "" : fmt::format("\033[38;5;255;48;5;{}m", blues[level]), piece.text);
             }

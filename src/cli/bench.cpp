@@ -52,7 +52,7 @@ std::uint32_t parse_tokens(const std::string& text) {
     std::uint32_t tokens = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), tokens);
     const std::string rest(end, text.data() + text.size());
-    if (error != std::errc() || tokens == 0 || (rest != "" && rest != "k") || tokens > (1u << 24))
+    if (error != std::errc() || tokens == 0 || (!rest.empty() && rest != "k") || tokens > (1u << 24))
         throw Error("no number of tokens: '" + text + "'; write 4096 or 4k", Error::Kind::usage);
     return rest == "k" ? tokens * 1024 : tokens;
 }

@@ -357,7 +357,7 @@ void ContextFile::check_pages() const {
 ReadContext ContextFile::context(const GgufModel& model) const {
     check_pages();
     const HyperParameters& p = model.parameters();
-    const std::string fingerprint = model.fingerprint();
+    const std::string& fingerprint = model.fingerprint();
     if (info_.fingerprint != fingerprint)
         throw Error("'" + path_ + "' was made with another model: " + info_.model_name + " (" +
                     info_.model_path + ", fingerprint " + info_.fingerprint + "), not '" + model.path() +

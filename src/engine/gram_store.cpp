@@ -24,7 +24,7 @@ struct Header {
 
 GramStore::GramStore(const GgufModel& model, Compute& compute, const std::string& folder)
     : parameters_(model.parameters()), compute_(compute) {
-    const std::string fingerprint = model.fingerprint();
+    const std::string& fingerprint = model.fingerprint();
     Header header;
     std::memcpy(header.fingerprint, fingerprint.data(), sizeof header.fingerprint);
     path_ = folder + "/" + fingerprint + ".gram";

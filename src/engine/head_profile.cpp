@@ -79,7 +79,7 @@ void write_head_profile(const HeadProfile& profile, const std::string& path) {
 
 HeadProfile load_head_profile(const std::string& path, const GgufModel& model) {
     if (path.empty()) {
-        const std::string fingerprint = model.fingerprint();
+        const std::string& fingerprint = model.fingerprint();
         for (const char* text : shipped_profiles) {
             HeadProfile profile = parse_profile(text, "shipped profile");
             if (profile.fingerprint == fingerprint) return profile;

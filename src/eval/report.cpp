@@ -263,7 +263,7 @@ void add_rows(Table& table, const std::string& prefix, const nlohmann::ordered_j
     for (const auto& [name, value] : object.items())
         if (value.is_object())
             add_rows(table, prefix + name + ".", value);
-        else if (!value.is_null() && value != "" && !(name == "rope_scale" && value == 0))
+        else if (!value.is_null() && !plain(value).empty() && !(name == "rope_scale" && value == 0))
             table.rows.push_back({prefix + name, plain(value)});
 }
 

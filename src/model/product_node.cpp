@@ -69,7 +69,7 @@ void ProductNode::run(const float* x, int tokens, int inputs, float* y, int thre
     constexpr int rows_of_task = 96;
     const int units_of_task = std::max(1, quantized ? units / (8 * threads) : std::min(8, units / threads));
     const int row_tasks = (tokens + rows_of_task - 1) / rows_of_task;
-    const int unit_tasks = (units + units_of_task - 1) / units_of_task;
+    const int unit_tasks = std::max(1, (units + units_of_task - 1) / units_of_task);
     for (int task; (task = next_task_.fetch_add(1, std::memory_order_relaxed)) < row_tasks * unit_tasks;) {
         const int row = task / unit_tasks * rows_of_task, begin = task % unit_tasks * units_of_task;
         const int count = std::min(rows_of_task, tokens - row);
