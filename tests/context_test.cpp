@@ -10,6 +10,7 @@
 #include "base/memory.hpp"
 #include "holdfast/holdfast.hpp"
 #include "engine/context.hpp"
+#include "engine/hidden_states.hpp"
 #include "engine/session.hpp"
 #include "kernels/simd.hpp"
 #include "llama_reference.hpp"
@@ -200,6 +201,43 @@ TEST(Edges, BudgetsNextToEverythingAnswerAsTheFullCache) {
     EXPECT_EQ(logits(budget(std::to_string(n).c_str())), full);
     EXPECT_LE(relative_difference(logits(budget(std::to_string(n - 1).c_str())), full), 0.03f);
     EXPECT_LE(relative_difference(logits(budget(std::to_string(n - 16).c_str())), full), 0.05f);
+}
+
+// Breaks if a state loses more than fp16's rounding: by overflow, by sharing its scale with another token, by
+// a scale that fp32 doesn't have; or if what isn't finite is hidden.
+TEST(HiddenStates, AreKeptToElevenBits) {
+    constexpr int width = 37;
+    const float largest[] = {0.0f, 1e-40f, 1e-6f, 1.0f, 65504.0f, 1e7f, 3e38f};
+    constexpr std::uint32_t tokens = std::size(largest);
+    HiddenStates states(tokens, width);
+    std::mt19937 random(1);
+    std::vector<float> before(tokens * width);
+    for (std::uint32_t t = 0; t < tokens; ++t)
+        for (int i = 0; i < width; ++i)
+            before[t * width + std::uint32_t(i)] =
+                largest[t] * (float(i) / (width - 1)) * (random() % 2 == 0 ? 1.0f : -1.0f);
+    for (std::uint32_t t = 0; t < tokens; ++t) {
+        std::vector<float> state(before.begin() + t * width, before.begin() + (t + 1) * width);
+        states.store(t, state.data());
+    }
+    std::vector<float> state(width);
+    for (std::uint32_t t = 0; t < tokens; ++t) {
+        states.load(t, state.data());
+        for (int i = 0; i < width; ++i) {
+            const float value = before[t * width + std::uint32_t(i)];
+            EXPECT_LE(std::abs(double(state[std::size_t(i)]) - double(value)),
+                      std::max(0x1p-11 * std::abs(double(value)), largest[t] < 1e-30f ? 1e-40 : 0.0))
+                << largest[t] << " " << i;
+        }
+    }
+    state.assign(width, 1);
+    state[1] = INFINITY;
+    state[2] = NAN;
+    states.store(0, state.data());
+    states.load(0, state.data());
+    EXPECT_EQ(state[0], 1);
+    EXPECT_EQ(state[1], INFINITY);
+    EXPECT_TRUE(std::isnan(state[2]));
 }
 
 // Breaks if reading takes more than the plan's hidden states + one layer's scratch + budget and 15%: if

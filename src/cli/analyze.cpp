@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "analyze/analysis_report.hpp"
 #include "holdfast/error.hpp"
@@ -26,7 +25,7 @@ namespace holdfast {
 namespace {
 
 struct AnalyzeOptions {
-    std::string model = default_model_path();
+    std::string model;
     ModelOptions model_options;
     std::vector<std::string> files;
     std::string question;
@@ -34,20 +33,20 @@ struct AnalyzeOptions {
     int most_steps = 200;
     double threshold = 0.5;
     std::string folder;
-    int threads = int(std::max(1u, std::thread::hardware_concurrency()));
+    int threads = 0;
 
     void add(CLI::App* command);
 };
 
 void AnalyzeOptions::add(CLI::App* command) {
-    command->add_option("-m,--model", model, "GGUF file (default: the fetched SmolLM2-135M)");
+    add_model_path(command, model);
     add_model_options(command, model_options);
     command->add_option("-f,--file", files, "Document; several are read one after another; - is stdin")
         ->allow_extra_args(false)
         ->required();
     requests.add(command);
     command->add_option("--out", folder, "Folder for the page and the JSON file")->required();
-    command->add_option("-t,--threads", threads, "Threads")->check(CLI::Range(1, 512))->capture_default_str();
+    add_threads(command, threads);
 }
 
 void add_answer(CLI::App* command, AnalyzeOptions& options) {

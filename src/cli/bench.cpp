@@ -5,7 +5,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <thread>
 
 #include "holdfast/error.hpp"
 #include "base/clock.hpp"
@@ -23,14 +22,14 @@ namespace holdfast {
 namespace {
 
 struct BenchOptions {
-    std::string model = default_model_path();
+    std::string model;
     std::vector<std::string> contexts = {"1k", "4k", "16k"};
     std::vector<std::string> budgets = {"100%", "20%", "5%"};
     std::string method = "layer-defensive";
     std::vector<std::string> settings;
     int decoded = 32;
     int repetitions = 1;
-    int threads = int(std::max(1u, std::thread::hardware_concurrency()));
+    int threads = 0;
     std::string output;
 };
 
@@ -162,7 +161,7 @@ void run(const BenchOptions& options) {
 void add_bench(CLI::App& app) {
     const auto options = std::make_shared<BenchOptions>();
     CLI::App* command = app.add_subcommand("bench", "Measure reading, compressing and decoding");
-    command->add_option("-m,--model", options->model, "GGUF file (default: the fetched SmolLM2-135M)");
+    add_model_path(command, options->model);
     command->add_option("--contexts", options->contexts, "Lengths in tokens, separated by commas: 4096 or 4k")
         ->delimiter(',')
         ->capture_default_str();
@@ -180,9 +179,7 @@ void add_bench(CLI::App& app) {
         ->add_option("-r,--repetitions", options->repetitions, "Readings of each context; medians are shown")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
-    command->add_option("-t,--threads", options->threads, "Threads")
-        ->check(CLI::Range(1, 512))
-        ->capture_default_str();
+    add_threads(command, options->threads);
     command->add_option("--json", options->output, "File for all figures");
     command->callback([options] { run(*options); });
 }

@@ -13,7 +13,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <thread>
 
 #include "base/clock.hpp"
 #include "holdfast/error.hpp"
@@ -36,27 +35,27 @@ namespace holdfast {
 namespace {
 
 struct EvalOptions {
-    std::string model = default_model_path();
+    std::string model;
     ModelOptions model_options;
     RequestOptions requests = {{"full", "snapkv", "layer-defensive"}};
     bool question_aware = false;
     int samples = 0;  // of a task; 0: all
     std::string folder;
     bool resume = false;
-    int threads = int(std::max(1u, std::thread::hardware_concurrency()));
+    int threads = 0;
 
     void add(CLI::App* command);
 };
 
 void EvalOptions::add(CLI::App* command) {
-    command->add_option("-m,--model", model, "GGUF file (default: the fetched SmolLM2-135M)");
+    add_model_path(command, model);
     add_model_options(command, model_options);
     requests.add(command);
     command->add_flag("--question-aware", question_aware, "Let the compression see the question");
     command->add_option("--samples", samples, "Of each task")->check(CLI::Range(1, 1 << 30));
     command->add_option("--out", folder, "Folder for results.jsonl and manifest.json");
     command->add_flag("--resume", resume, "Go on where the folder's results end");
-    command->add_option("-t,--threads", threads, "Threads")->check(CLI::Range(1, 512))->capture_default_str();
+    add_threads(command, threads);
 }
 
 void print_scores(const Summary& summary) {

@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <memory>
-#include <thread>
 
 #include "cli/commands.hpp"
 #include "holdfast/holdfast.hpp"
@@ -18,10 +17,10 @@ namespace {
 
 struct InfoOptions {
     std::string context_file;  // what it says instead of a model
-    std::string model = default_model_path();
+    std::string model;
     ModelOptions model_options;
     MethodOptions compression;
-    int threads = int(std::max(1u, std::thread::hardware_concurrency()));
+    int threads = 0;
 };
 
 void print_context(const std::string& path) {
@@ -102,12 +101,10 @@ void add_info(CLI::App& app) {
     CLI::App* command = app.add_subcommand(
         "info", "Show a model's sizes and the memory that reading takes, or what a context file holds");
     command->add_option("context", options->context_file, "Context file (.hfkv) of holdfast compress");
-    command->add_option("-m,--model", options->model, "GGUF file (default: the fetched SmolLM2-135M)");
+    add_model_path(command, options->model);
     add_model_options(command, options->model_options);
     options->compression.add(command);
-    command->add_option("-t,--threads", options->threads, "Threads")
-        ->check(CLI::Range(1, 512))
-        ->capture_default_str();
+    add_threads(command, options->threads);
     command->callback([options] { run(*options); });
 }
 

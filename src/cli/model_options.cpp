@@ -8,6 +8,16 @@
 
 namespace holdfast {
 
+void add_model_path(CLI::App* command, std::string& path) {
+    path = default_model_path();
+    command->add_option("-m,--model", path, "GGUF file (default: the fetched SmolLM2-135M)");
+}
+
+void add_threads(CLI::App* command, int& threads) {
+    threads = int(std::max(1u, std::thread::hardware_concurrency()));
+    command->add_option("-t,--threads", threads, "Threads")->check(CLI::Range(1, 512))->capture_default_str();
+}
+
 void add_model_options(CLI::App* command, ModelOptions& options) {
     command->add_option("-c,--context", options.context_length,
                         "Context length in tokens (default: the model's own)");
@@ -26,9 +36,8 @@ void add_sampling_options(CLI::App* command, Sampling& sampling) {
 
 void ModelChoice::add(CLI::App* command) {
     command_ = command;
-    command->add_option("-m,--model", path, "GGUF file (default: the fetched SmolLM2-135M)");
-    threads = int(std::max(1u, std::thread::hardware_concurrency()));
-    command->add_option("-t,--threads", threads, "Threads")->check(CLI::Range(1, 512))->capture_default_str();
+    add_model_path(command, path);
+    add_threads(command, threads);
     add_model_options(command, options);
 }
 

@@ -8,14 +8,18 @@
 
 namespace holdfast {
 
+// -m: the default model unless given.
+void add_model_path(CLI::App* command, std::string& path);
+// -t: as many as the machine has unless given.
+void add_threads(CLI::App* command, int& threads);
 // -c, --rope-scaling and --rope-scale.
 void add_model_options(CLI::App* command, ModelOptions& options);
 // --temp and --seed.
 void add_sampling_options(CLI::App* command, Sampling& sampling);
 
-// A model, its options and threads: -m, -t and those of add_model_options().
+// A model, its options and threads.
 struct ModelChoice {
-    std::string path = default_model_path();
+    std::string path;
     ModelOptions options;
     int threads = 0;
 

@@ -6,11 +6,11 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <thread>
 
 #include "holdfast/error.hpp"
 #include "cli/commands.hpp"
 #include "holdfast/holdfast.hpp"
+#include "cli/model_options.hpp"
 #include "cli/terminal.hpp"
 
 namespace holdfast {
@@ -18,10 +18,10 @@ namespace holdfast {
 namespace {
 
 struct ProfileOptions {
-    std::string model = default_model_path();
+    std::string model;
     std::string output;
     ProfileSettings settings;
-    int threads = int(std::max(1u, std::thread::hardware_concurrency()));
+    int threads = 0;
 };
 
 void run(const ProfileOptions& options) {
@@ -50,7 +50,7 @@ void add_profile_heads(CLI::App& app) {
     const auto options = std::make_shared<ProfileOptions>();
     CLI::App* command = app.add_subcommand(
         "profile-heads", "Measure how much each head of a model retrieves, for the method headkv");
-    command->add_option("-m,--model", options->model, "GGUF file (default: the fetched SmolLM2-135M)");
+    add_model_path(command, options->model);
     command->add_option("-o,--output", options->output, "File to write")->required();
     command->add_option("--prompts", options->settings.prompts, "Needle prompts")
         ->check(CLI::Range(20, 10000))
@@ -59,9 +59,7 @@ void add_profile_heads(CLI::App& app) {
         ->check(CLI::Range(256, 1 << 20))
         ->capture_default_str();
     command->add_option("--seed", options->settings.seed, "Seed of the prompts")->capture_default_str();
-    command->add_option("-t,--threads", options->threads, "Threads")
-        ->check(CLI::Range(1, 512))
-        ->capture_default_str();
+    add_threads(command, options->threads);
     command->callback([options] { run(*options); });
 }
 

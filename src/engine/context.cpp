@@ -6,6 +6,7 @@
 #include "holdfast/error.hpp"
 #include "base/memory.hpp"
 #include "engine/compressor.hpp"
+#include "engine/hidden_states.hpp"
 #include "model/decoder_graph.hpp"
 
 namespace holdfast {
@@ -55,11 +56,9 @@ std::vector<ReadContext> read_contexts(const GgufModel& model, Compute& compute,
     Compressor compressor(model, compute, scratch, requests, caches, n, chunk);
     LayerGraph graph(model, compute);
     ExpandedLayer weights;
-    const Buffer hidden_buffer(std::size_t(n) * std::size_t(p.hidden) * sizeof(float));
-    float* hidden = hidden_buffer.as<float>();
-    compute.parallel(int(n), [&](int i, int) {
-        model.embed(tokens[std::size_t(i)], hidden + std::size_t(i) * std::size_t(p.hidden));
-    });
+    HiddenStates hidden(n, p.hidden);
+    const auto width = std::size_t(p.hidden);
+    std::vector<float> states(std::min(n, chunk) * width);  // of a chunk
 
     // Chunks of equal length, so that none is too short to be worth a product.
     const std::uint32_t chunks = (n + chunk - 1) / chunk;
@@ -69,8 +68,22 @@ std::vector<ReadContext> read_contexts(const GgufModel& model, Compute& compute,
         for (std::uint32_t c = 0; c < chunks; ++c) {
             const auto begin = std::uint32_t(std::uint64_t(n) * c / chunks);
             const auto end = std::uint32_t(std::uint64_t(n) * (c + 1) / chunks);
-            graph.run(weights, layer, hidden + std::size_t(begin) * std::size_t(p.hidden), int(end - begin),
-                      begin, scratch, compressor.chunk_queries());
+            const int count = int(end - begin);
+            compute.parallel(count, [&](int i, int) {
+                float* state = states.data() + std::size_t(i) * width;
+                if (layer == 0)
+                    model.embed(tokens[begin + std::uint32_t(i)], state);
+                else
+                    hidden.load(begin + std::uint32_t(i), state);
+            });
+            // Behind the last layer, only the last token's state is of use.
+            const bool last = layer + 1 == p.layers;
+            graph.run(weights, layer, states.data(), count, begin, scratch, compressor.chunk_queries(),
+                      last && end < n ? LayerGraph::Result::cache : LayerGraph::Result::cache_and_hidden);
+            if (!last)
+                compute.parallel(count, [&](int i, int) {
+                    hidden.store(begin + std::uint32_t(i), states.data() + std::size_t(i) * width);
+                });
             compressor.finish_chunk(begin, end);
             if (progress) progress({layer, p.layers, end, n, watch.seconds()});
         }
@@ -81,7 +94,8 @@ std::vector<ReadContext> read_contexts(const GgufModel& model, Compute& compute,
     const double prefill_seconds = watch.seconds() - compressor.spent_seconds();
 
     std::vector<ReadContext> contexts;
-    const float* last = hidden + std::size_t(n - 1) * std::size_t(p.hidden);
+    const std::size_t last_chunk = n - std::size_t(n) * (chunks - 1) / chunks;
+    const float* last = states.data() + (last_chunk - 1) * width;
     for (std::size_t i = 0; i < requests.size(); ++i) {
         caches[i].set_next_position(n);
         caches[i].defragment();

@@ -5,6 +5,7 @@
 #include "holdfast/error.hpp"
 #include "cache/ragged_cache.hpp"
 #include "engine/gram_store.hpp"
+#include "engine/hidden_states.hpp"
 #include "evict/compression.hpp"
 #include "model/decoder_graph.hpp"
 
@@ -30,11 +31,12 @@ MemoryPlan plan_memory(const GgufModel& model, std::uint32_t tokens,
     MemoryPlan plan;
     plan.weights = model.mapped_bytes();
     plan.quantized = model.quantized_bytes();
-    plan.hidden = std::size_t(tokens) * std::size_t(p.hidden) * sizeof(float);
+    plan.hidden = HiddenStates::bytes_for(tokens, p.hidden);
     plan.layer_kv = pages_for(tokens) * std::size_t(p.kv_heads) * page_bytes(p.head_dim);
     plan.layer_weights = ExpandedLayer::bytes_for(model, threads);
     const std::size_t together = std::min(chunk, tokens);
-    plan.layer_work = LayerGraph::bytes_for(model, int(together), threads);
+    plan.layer_work = LayerGraph::bytes_for(model, int(together), threads) +
+                      std::size_t(together) * std::size_t(p.hidden) * sizeof(float);
     plan.kv_sliding = sliding_heads * std::min(tokens, p.sliding_window) * entry;
     plan.kv_full = full_cache_bytes(p, tokens);
     std::size_t queries = 0, grams = 0;

@@ -193,13 +193,16 @@ std::size_t AttentionScratch::bytes_for(int heads, int kv_heads, int head_dim, i
            sizeof(float);
 }
 
-ggml_tensor* attention_nodes(ggml_context* context, AttentionCall* call, ggml_tensor* query, ggml_tensor* key,
-                             ggml_tensor* value) {
+ggml_tensor* store_node(ggml_context* context, AttentionCall* call, ggml_tensor* query, ggml_tensor* key,
+                        ggml_tensor* value) {
     GGML_ASSERT(ggml_is_contiguous(query) && ggml_is_contiguous(key) && ggml_is_contiguous(value));
-    const std::int64_t width = query->ne[0] * query->ne[1], tokens = query->ne[2];
     ggml_tensor* inputs[] = {query, key, value};
-    ggml_tensor* stored =
-        ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, inputs, 3, store, GGML_N_TASKS_MAX, call);
+    return ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, inputs, 3, store, GGML_N_TASKS_MAX, call);
+}
+
+ggml_tensor* attention_nodes(ggml_context* context, AttentionCall* call, ggml_tensor* query,
+                             ggml_tensor* stored) {
+    const std::int64_t width = query->ne[0] * query->ne[1], tokens = query->ne[2];
     ggml_tensor* attended_inputs[] = {query, stored};
     if (!call->split)
         return ggml_custom_4d(context, GGML_TYPE_F32, width, tokens, 1, 1, attended_inputs, 2, attend_tasks,

@@ -39,9 +39,13 @@ struct AttentionScratch {
     static std::size_t bytes_for(int heads, int kv_heads, int head_dim, int tokens, int thread_count);
 };
 
-// query [head_dim, heads, tokens], key [head_dim, kv_heads, tokens], both rotated; value [head_dim ·
-// kv_heads, tokens] → output [head_dim · heads, tokens]. Writes keys and values into the cache first.
-ggml_tensor* attention_nodes(ggml_context* context, AttentionCall* call, ggml_tensor* query, ggml_tensor* key,
-                             ggml_tensor* value);
+// Writes keys and values into the cache: query [head_dim, heads, tokens], key [head_dim, kv_heads, tokens],
+// both rotated; value [head_dim · kv_heads, tokens].
+ggml_tensor* store_node(ggml_context* context, AttentionCall* call, ggml_tensor* query, ggml_tensor* key,
+                        ggml_tensor* value);
+
+// The query over the cache, behind store_node() → [head_dim · heads, tokens].
+ggml_tensor* attention_nodes(ggml_context* context, AttentionCall* call, ggml_tensor* query,
+                             ggml_tensor* stored);
 
 }  // namespace holdfast

@@ -60,9 +60,10 @@ class Builder {
                              r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow);
     }
 
+    // → hidden, updated, or the node that fills the cache if nothing else is wanted.
     // expanded: for many tokens; null for the weights as they are.
     ggml_tensor* layer(int index, ggml_tensor* hidden, ggml_tensor* positions, AttentionCall* call,
-                       const ExpandedLayer* expanded) {
+                       const ExpandedLayer* expanded, LayerGraph::Result wanted) {
         const HyperParameters& p = model_.parameters();
         const LayerWeights& w = model_.layers[std::size_t(index)];
         const auto factor = [&](const Linear& linear, PackedMatrix ExpandedLayer::*member) {
@@ -78,8 +79,12 @@ class Builder {
             hidden = ggml_add_inplace(context_, hidden, x);
         };
         const auto feed_forward = [&](ggml_tensor* gate, ggml_tensor* up) {
-            return p.architecture.activation == Activation::gelu ? ggml_geglu_split(context_, gate, up)
-                                                                 : ggml_swiglu_split(context_, gate, up);
+            ggml_tensor* product = p.architecture.activation == Activation::gelu
+                                       ? ggml_geglu_split(context_, gate, up)
+                                       : ggml_swiglu_split(context_, gate, up);
+            product->view_src = gate->view_src == nullptr ? gate : gate->view_src;  // in the gate's place
+            product->view_offs = gate->view_offs;
+            return product;
         };
 
         ggml_tensor* x = before(w.attention_norm);
@@ -89,7 +94,9 @@ class Builder {
                      x);
         query = head_states(query, p.heads, w.query_norm, index, positions);
         key = head_states(key, p.kv_heads, w.key_norm, index, positions);
-        x = attention_nodes(context_, call, query, key, value);
+        ggml_tensor* stored = store_node(context_, call, query, key, value);
+        if (wanted == LayerGraph::Result::cache) return stored;
+        x = attention_nodes(context_, call, query, stored);
         add(multiply(factor(w.output, &ExpandedLayer::output), x), w.attention_post_norm);
 
         x = before(w.feed_forward_norm);
@@ -244,12 +251,12 @@ struct OneLayer {
     ProductNode products[products_of_layer];
 
     OneLayer(const GgufModel& model, const ExpandedLayer& weights, int layer, AttentionCall* call,
-             float* hidden, std::int32_t* positions, int tokens, std::byte* rows)
+             float* hidden, std::int32_t* positions, int tokens, std::byte* rows, LayerGraph::Result wanted)
         : context(graph_context(nodes_of_layer(model))) {
         ggml_tensor* h = external(context.get(), GGML_TYPE_F32, model.parameters().hidden, tokens, hidden);
         ggml_tensor* p = external(context.get(), GGML_TYPE_I32, tokens, 1, positions);
         ggml_tensor* result =
-            Builder(context.get(), model, products, rows).layer(layer, h, p, call, &weights);
+            Builder(context.get(), model, products, rows).layer(layer, h, p, call, &weights, wanted);
         graph = ggml_new_graph_custom(context.get(), std::size_t(nodes_of_layer(model)), false);
         ggml_build_forward_expand(graph, result);
     }
@@ -285,7 +292,7 @@ LayerGraph::LayerGraph(const GgufModel& model, Compute& compute) : state_(new St
 LayerGraph::~LayerGraph() = default;
 
 void LayerGraph::run(const ExpandedLayer& weights, int layer, float* hidden, int tokens,
-                     std::uint32_t first_position, RaggedCache& cache, float* queries) {
+                     std::uint32_t first_position, RaggedCache& cache, float* queries, Result result) {
     State& state = *state_;
     const HyperParameters& p = state.model.parameters();
     state.positions.resize(std::size_t(tokens));
@@ -301,7 +308,7 @@ void LayerGraph::run(const ExpandedLayer& weights, int layer, float* hidden, int
 
     state.rows.reserve(quantized_row_bytes(state.model, tokens, state.compute.threads()));
     const OneLayer one(state.model, weights, layer, &call, hidden, state.positions.data(), tokens,
-                       state.rows.as<std::byte>());
+                       state.rows.as<std::byte>(), result);
     allocate(state.allocator, one.graph);
     state.compute.run(one.graph);
 }
@@ -315,7 +322,8 @@ std::size_t LayerGraph::bytes_for(const GgufModel& model, int tokens, int thread
     shapes.set_shapes(model.layers.front());
     float hidden = 0;
     std::int32_t position = 0;
-    const OneLayer one(model, shapes, 0, &call, &hidden, &position, tokens, nullptr);
+    const OneLayer one(model, shapes, 0, &call, &hidden, &position, tokens, nullptr,
+                       Result::cache_and_hidden);
     const ggml_gallocr_ptr allocator = graph_allocator();
     std::size_t bytes = 0;
     ggml_gallocr_reserve_n_size(allocator.get(), one.graph, nullptr, nullptr, &bytes);
@@ -363,7 +371,7 @@ struct DecoderGraph::State {
             set_model(call, p, l);
             call.split = true;
             call.scratch = &scratch;
-            state = builder.layer(l, state, positions, &call, nullptr);
+            state = builder.layer(l, state, positions, &call, nullptr, LayerGraph::Result::cache_and_hidden);
             if (record_hidden) {  // a copy: the next layer adds to it in place
                 hidden.push_back(ggml_dup(context.get(), state));
                 ggml_set_output(hidden.back());

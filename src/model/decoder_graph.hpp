@@ -19,10 +19,13 @@ class LayerGraph {
     LayerGraph(const GgufModel& model, Compute& compute);
     ~LayerGraph();
 
-    // hidden [tokens, hidden], updated in place: `tokens` tokens from first_position on, whose entries the
-    // cache's layer gets at its end. queries [tokens, heads, head_dim]: gets the rotated queries, or null.
+    enum class Result { cache, cache_and_hidden };
+
+    // hidden [tokens, hidden], updated in place if that is wanted: `tokens` tokens from first_position on,
+    // whose entries the cache's layer gets at its end. queries [tokens, heads, head_dim]: gets the rotated
+    // queries, or null.
     void run(const ExpandedLayer& weights, int layer, float* hidden, int tokens, std::uint32_t first_position,
-             RaggedCache& cache, float* queries = nullptr);
+             RaggedCache& cache, float* queries = nullptr, Result result = Result::cache_and_hidden);
 
     // Memory that a run over `tokens` tokens takes.
     static std::size_t bytes_for(const GgufModel& model, int tokens, int threads);
