@@ -18,7 +18,7 @@ import unittest
 PROGRAM = os.path.abspath(sys.argv.pop(1))
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
 MODEL = CACHE / "holdfast" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-DOCUMENT = "The harbour of Saltmere has one lighthouse. The name of the keeper is Ottoline Finch. The light is white.\n" * 3
+DOCUMENT = "The harbour of Saltmere has one lighthouse. The pass code of the keeper is 4417823. The light is white.\n" * 3
 
 
 def run(*arguments, input=None):
@@ -119,8 +119,8 @@ class Cli(unittest.TestCase):
 
     # Breaks if a sample is lost or counted twice, a resumed run repeats or mixes results, or a bad line isn't named.
     def test_eval(self):
-        sample = {"task": "keeper", "context": DOCUMENT, "question": "What is the name of the keeper?", "answer_prefix": " The name is",
-                  "answers": ["Ottoline Finch"], "max_new_tokens": 6, "metric": "string_match_all"}
+        sample = {"task": "keeper", "context": DOCUMENT, "question": "What is the pass code of the keeper?", "answer_prefix": " The pass code is",
+                  "answers": ["4417823"], "max_new_tokens": 6, "metric": "string_match_all"}
         other = dict(sample, task="light", question="What colour is the light?", answers=["white", "The light is white"], metric="f1")
         data = self.write("own.jsonl", json.dumps(sample) + "\n\n" + json.dumps(other) + "\n")
         out = self.folder / "results"
@@ -169,7 +169,7 @@ class Cli(unittest.TestCase):
 
     # Breaks if the tenth sample is dropped because its prompt is the first's, or keeps or answers anything else.
     def test_eval_repeated_prompt(self):
-        sample = {"task": "keeper", "context": DOCUMENT, "question": "What is the name of the keeper?", "answers": ["Ottoline Finch"], "max_new_tokens": 4,
+        sample = {"task": "keeper", "context": DOCUMENT, "question": "What is the pass code of the keeper?", "answers": ["4417823"], "max_new_tokens": 4,
                   "metric": "f1"}
         others = [dict(sample, context=f"{i}. " + DOCUMENT) for i in range(8)]
         data = self.write("ten.jsonl", "".join(json.dumps(s) + "\n" for s in [sample, *others, sample]))
@@ -183,8 +183,8 @@ class Cli(unittest.TestCase):
 
     # Breaks if a report's means aren't those of the results, or a folder that isn't one passes.
     def test_report(self):
-        sample = {"task": "keeper", "context": DOCUMENT, "question": "What is the name of the keeper?", "answer_prefix": " The name is",
-                  "answers": ["Ottoline Finch"], "max_new_tokens": 6, "metric": "string_match_all"}
+        sample = {"task": "keeper", "context": DOCUMENT, "question": "What is the pass code of the keeper?", "answer_prefix": " The pass code is",
+                  "answers": ["4417823"], "max_new_tokens": 6, "metric": "string_match_all"}
         data, out = self.write("own.jsonl", json.dumps(sample) + "\n"), self.folder / "results"
         self.assertEqual(run("eval", "run", "--data", data, "--out", out, "--methods", "full,snapkv,critical-snapkv", "--budgets", "40%,90%").returncode, 0)
         made = run("report", out)
@@ -276,7 +276,7 @@ class Cli(unittest.TestCase):
 
     # Breaks if an analysis changes the answer, leaves out a method, a head or a token, or its page needs something from elsewhere.
     def test_analyze(self):
-        q, out = "What is the name of the keeper?", self.folder / "analysis"
+        q, out = "What is the pass code of the keeper?", self.folder / "analysis"
         plain = run("ask", "-f", self.document, "--method", "full", "-n", "6", "--json", q)
         answer = json.loads(plain.stdout)["answer"]
         common = ["-f", self.document, "--out", out, "--budgets", "50%"]
@@ -324,7 +324,7 @@ class Cli(unittest.TestCase):
     # Breaks if a saved context answers differently from one that was just read, doesn't find its model, or takes options that
     # can't have an effect on it any more.
     def test_context_files(self):
-        q, book = "What is the name of the keeper?", self.folder / "book.hfkv"
+        q, book = "What is the pass code of the keeper?", self.folder / "book.hfkv"
         read = run("ask", "-f", self.document, "--budget", "40%", "-n", "12", q)
         made = run("compress", "-f", self.document, "--budget", "40%", "-o", book)
         self.assertEqual(made.returncode, 0, made.stderr)
@@ -343,8 +343,7 @@ class Cli(unittest.TestCase):
             self.assertIn(word, info)
         small = self.folder / "small.hfkv"
         run("compress", "-f", self.document, "--method", "full", "-o", small, "--kv-type", "q8_0")
-        sentence = "Complete this sentence: The name of the keeper is"
-        self.assertIn(b"Ottoline Finch", run("ask", small, "-n", "24", sentence).stdout)
+        self.assertIn(b"4417823", run("ask", small, "-n", "16", q).stdout)
         self.refused(run("ask", book, "--budget", "10%", q), 2, "--budget", "book.hfkv")
         self.refused(run("ask", book, "-f", self.document, q), 2, "--file")
         self.refused(run("ask", self.folder / "absent.hfkv", q), 1, "absent.hfkv")
@@ -359,7 +358,7 @@ class Cli(unittest.TestCase):
     def test_chat(self):
         book, talk = self.folder / "book.hfkv", self.folder / "talk.hfkv"
         run("compress", "-f", self.document, "--method", "full", "-o", book)
-        lines = ["What is the name of the keeper?", "/stats", "", "/budget 64", "What did I ask?", f"/save {talk}", "/exit", "x"]
+        lines = ["What is the pass code of the keeper?", "/stats", "", "/budget 64", "What did I ask?", f"/save {talk}", "/exit", "x"]
         first = run("chat", book, "-n", "12", input="\n".join(lines).encode())
         self.assertEqual(first.returncode, 0, first.stderr)
         alone = run("ask", book, "-n", "12", lines[0]).stdout
@@ -373,7 +372,7 @@ class Cli(unittest.TestCase):
         self.assertIn("conversation", info)
         again = [run("chat", talk, "-n", "12", input=b"And the light?\n").stdout for _ in range(2)]
         self.assertEqual(again[0], again[1])
-        cleared = run("chat", book, "-n", "12", input=b"Why?\n/clear\nWhat is the name of the keeper?\n")
+        cleared = run("chat", book, "-n", "12", input=b"Why?\n/clear\nWhat is the pass code of the keeper?\n")
         self.assertTrue(cleared.stdout.endswith(b"\n" + alone), cleared.stdout)
         self.assertTrue(run("chat", "-n", "5", input=b"Hello\n").stdout.strip())
         for line, word in [(b"/what\n", b"/help"), (b"/budget 0\n", b"0"), (b"/save x\n", b".hfkv")]:
@@ -485,10 +484,10 @@ class Cli(unittest.TestCase):
 
     # Breaks if answers differ between runs, formats or ways to hand over documents and questions.
     def test_answers(self):
-        q = "What is the name of the keeper?"
+        q = "What is the pass code of the keeper?"
         plain = run("ask", "-f", self.document, "--budget", "50%", "-n", "16", q)
         self.assertEqual(plain.returncode, 0, plain.stderr)
-        self.assertIn(b"Ottoline Finch", plain.stdout)
+        self.assertIn(b"4417823", plain.stdout)
         summary = plain.stderr.decode()
         for word in ["read ", "kept ", "KV cache", "memory", "answered", "question-agnostic"]:
             self.assertIn(word, summary)
@@ -509,9 +508,12 @@ class Cli(unittest.TestCase):
         alone = run("ask", "-f", self.document, "--budget", "50%", "-n", "16", "What colour is the light?")
         self.assertEqual(alone.stdout.decode().removesuffix("\n"), objects[1]["answer"])
 
-        aware = run("ask", "-f", self.document, "--budget", "50%", "-n", "16", "--question-aware", q)
+        aware = run("ask", "-f", self.document, "--budget", "50%", "-n", "16", "--question-aware", "--json", q)
         self.assertIn("question-aware", aware.stderr.decode())
-        self.assertIn(b"Ottoline Finch", aware.stdout)
+        found = json.loads(aware.stdout)
+        self.assertTrue(found["question_aware"])
+        self.assertGreater(found["tokens_read"], objects[0]["tokens_read"])  # the question is read with the document
+        self.assertIn("4417823", found["answer"])
 
     # Breaks if a document can open a turn, or bytes that aren't UTF-8 are refused or printed.
     def test_odd_documents(self):
