@@ -110,8 +110,9 @@ class SyntheticLayers {
             const int hidden = file.number("hidden"), inputs = s.heads() * s.head_dim;
             panels.resize(PackedMatrix::elements(hidden, inputs));
             std::vector<float> scratch(std::size_t(32) * std::size_t(inputs));
-            observed.output = {panels.data(), hidden, inputs};
-            for (int i = 0; i < observed.output.panel_count(); ++i)
+            const PackedMatrix projection{panels.data(), hidden, inputs};
+            observed.output = [projection] { return projection; };
+            for (int i = 0; i < projection.panel_count(); ++i)
                 pack_panel(
                     panels.data(), i, hidden, inputs,
                     [&](int row, float* to) {

@@ -129,8 +129,8 @@ TEST(GramStore, KeepsWhatItComputed) {
         std::vector<float> all;
         ExpandedLayer weights;
         for (int l = 0; l < p.layers; ++l) {
-            weights.expand(of, l, compute);
-            for (const PackedMatrix& gram : store.layer(l, weights.output))
+            for (const PackedMatrix& gram :
+                 store.layer(l, [&] { return weights.expand_output(of, l, compute); }))
                 all.insert(all.end(), gram.panels,
                            gram.panels + PackedMatrix::elements(p.head_dim, p.head_dim));
         }
@@ -140,8 +140,7 @@ TEST(GramStore, KeepsWhatItComputed) {
     {
         GramStore unfinished(model, compute, folder);
         ExpandedLayer weights;
-        weights.expand(model, 0, compute);
-        unfinished.layer(0, weights.output);
+        unfinished.layer(0, [&] { return weights.expand_output(model, 0, compute); });
     }
     EXPECT_FALSE(std::filesystem::exists(file));
     const std::vector<float> computed = read(model, folder);

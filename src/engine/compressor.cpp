@@ -90,7 +90,7 @@ void Compressor::finish_chunk(std::uint32_t begin, std::uint32_t end) {
     }
 }
 
-void Compressor::finish_layer(const PackedMatrix& output) {
+void Compressor::finish_layer(const std::function<PackedMatrix()>& output) {
     const bool slides = parameters_.slides(model_layer_);
     if (!slides) show_layer(output);
     for (std::size_t i = 0; i < compressions_.size(); ++i) {
@@ -137,12 +137,12 @@ void Compressor::keep_window(RaggedCache& cache) {
     }
 }
 
-void Compressor::show_layer(const PackedMatrix& output) {
+void Compressor::show_layer(const std::function<PackedMatrix()>& output) {
     layer_.pages.clear();
     for (int h = 0; h < parameters_.kv_heads; ++h) layer_.pages.push_back(scratch_.pages(model_layer_, h));
     layer_.window_queries = window_queries_.data();
     layer_.output = output;
-    if (grams_ && output.panels != nullptr) layer_.grams = grams_->layer(layer_.shape.layer, output);
+    if (grams_ && output) layer_.grams = grams_->layer(layer_.shape.layer, output);
     observer_.show(layer_);
 }
 

@@ -40,8 +40,9 @@ class Compressor {
     // Tokens [begin, end) of the layer were read: their keys and values are in the scratch, their queries in
     // chunk_queries().
     void finish_chunk(std::uint32_t begin, std::uint32_t end);
-    // Leaves the layer in the caches, and nothing in the scratch. output: the layer's output projection.
-    void finish_layer(const PackedMatrix& output);
+    // Leaves the layer in the caches, and nothing in the scratch. output: makes the layer's output
+    // projection, if it is asked for; the layer's other weights may be lost.
+    void finish_layer(const std::function<PackedMatrix()>& output);
 
     // Seconds that a request's choices took, or would have taken by itself where requests share observations.
     double seconds(std::size_t request) const { return seconds_[request]; }
@@ -51,7 +52,7 @@ class Compressor {
     std::size_t row() const { return std::size_t(parameters_.heads) * std::size_t(parameters_.head_dim); }
     void evict(Compression& compression, RaggedCache& cache);
     void keep_window(RaggedCache& cache);
-    void show_layer(const PackedMatrix& output);
+    void show_layer(const std::function<PackedMatrix()>& output);
 
     const HyperParameters& parameters_;
     Compute& compute_;

@@ -87,7 +87,7 @@ std::vector<ReadContext> read_contexts(const GgufModel& model, Compute& compute,
             compressor.finish_chunk(begin, end);
             if (progress) progress({layer, p.layers, end, n, watch.seconds()});
         }
-        compressor.finish_layer(weights.output);
+        compressor.finish_layer([&] { return weights.expand_output(model, layer, compute); });
         // Pages that eviction freed are still the pool's: this is the most since the last layer.
         memory_most = std::max(memory_most, anonymous_memory());
     }

@@ -20,33 +20,53 @@ struct Header {
     char rest[4096 - 24] = {};
 };
 
+Header header_of(const GgufModel& model) {
+    Header header;
+    std::memcpy(header.fingerprint, model.fingerprint().data(), sizeof header.fingerprint);
+    return header;
+}
+
+std::string path_of(const GgufModel& model, const std::string& folder) {
+    return folder + "/" + model.fingerprint() + ".gram";
+}
+
+// Null if there is no file, or a foreign or unfinished one.
+std::unique_ptr<MappedFile> open_grams(const GgufModel& model, const std::string& folder) {
+    const HyperParameters& p = model.parameters();
+    const std::string path = path_of(model, folder);
+    const std::size_t bytes = sizeof(Header) + GramStore::bytes_for(p) * std::size_t(p.global_layers());
+    std::error_code error;
+    if (std::filesystem::file_size(path, error) != bytes || error) return nullptr;
+    try {
+        auto file = std::make_unique<MappedFile>(path);
+        const Header header = header_of(model);
+        if (std::memcmp(file->bytes().data(), &header, sizeof header) == 0) return file;
+    } catch (const Error&) {
+    }
+    return nullptr;
+}
+
 }  // namespace
 
 GramStore::GramStore(const GgufModel& model, Compute& compute, const std::string& folder)
-    : parameters_(model.parameters()), compute_(compute) {
-    const std::string& fingerprint = model.fingerprint();
-    Header header;
-    std::memcpy(header.fingerprint, fingerprint.data(), sizeof header.fingerprint);
-    path_ = folder + "/" + fingerprint + ".gram";
+    : parameters_(model.parameters()),
+      compute_(compute),
+      path_(path_of(model, folder)),
+      file_(open_grams(model, folder)) {
     grams_.resize(std::size_t(parameters_.heads));
-
+    if (file_) return;
     std::error_code error;
-    const std::size_t bytes =
-        sizeof header + bytes_for(parameters_) * std::size_t(parameters_.global_layers());
-    if (std::filesystem::file_size(path_, error) == bytes && !error) {
-        try {
-            file_ = std::make_unique<MappedFile>(path_);
-            if (std::memcmp(file_->bytes().data(), &header, sizeof header) == 0) return;
-        } catch (const Error&) {
-        }
-        file_.reset();
-    }
     std::filesystem::create_directories(folder, error);
     temporary_ = path_ + ".XXXXXX";
     const int descriptor = ::mkstemp(temporary_.data());
     if (descriptor < 0) return;
     writing_ = ::fdopen(descriptor, "wb");
+    const Header header = header_of(model);
     std::fwrite(&header, sizeof header, 1, writing_);
+}
+
+bool GramStore::has_file(const GgufModel& model, const std::string& folder) {
+    return open_grams(model, folder) != nullptr;
 }
 
 GramStore::~GramStore() {
@@ -59,7 +79,7 @@ std::size_t GramStore::bytes_for(const HyperParameters& p) {
     return std::size_t(p.heads) * PackedMatrix::elements(p.head_dim, p.head_dim) * sizeof(float);
 }
 
-std::span<const PackedMatrix> GramStore::layer(int layer, const PackedMatrix& output) {
+std::span<const PackedMatrix> GramStore::layer(int layer, const std::function<PackedMatrix()>& output) {
     const int d = parameters_.head_dim;
     const std::size_t each = PackedMatrix::elements(d, d);
     const float* panels = nullptr;
@@ -68,8 +88,9 @@ std::span<const PackedMatrix> GramStore::layer(int layer, const PackedMatrix& ou
                                                 std::size_t(layer) * bytes_for(parameters_));
     } else {
         computed_.reserve(bytes_for(parameters_));
+        const PackedMatrix projection = output();
         compute_.parallel(parameters_.heads, [&](int head, int) {
-            pack_gram(output, head, d, computed_.as<float>() + std::size_t(head) * each);
+            pack_gram(projection, head, d, computed_.as<float>() + std::size_t(head) * each);
         });
         panels = computed_.as<float>();
         append(layer);

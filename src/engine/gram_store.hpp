@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -23,8 +24,11 @@ class GramStore {
     GramStore(const GgufModel& model, Compute& compute, const std::string& folder);
     ~GramStore();
 
-    // Of each query head of the layer; valid until the next call. output: the layer's expanded projection.
-    std::span<const PackedMatrix> layer(int layer, const PackedMatrix& output);
+    // Of each query head of the layer; valid until the next call. output: makes the layer's expanded
+    // projection, if there is no file.
+    std::span<const PackedMatrix> layer(int layer, const std::function<PackedMatrix()>& output);
+
+    static bool has_file(const GgufModel& model, const std::string& folder);
 
     static std::size_t bytes_for(const HyperParameters& parameters);  // of a layer
 

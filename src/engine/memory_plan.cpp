@@ -4,6 +4,7 @@
 
 #include "holdfast/error.hpp"
 #include "cache/ragged_cache.hpp"
+#include "engine/cache_folder.hpp"
 #include "engine/gram_store.hpp"
 #include "engine/hidden_states.hpp"
 #include "evict/compression.hpp"
@@ -33,22 +34,25 @@ MemoryPlan plan_memory(const GgufModel& model, std::uint32_t tokens,
     plan.quantized = model.quantized_bytes();
     plan.hidden = HiddenStates::bytes_for(tokens, p.hidden);
     plan.layer_kv = pages_for(tokens) * std::size_t(p.kv_heads) * page_bytes(p.head_dim);
-    plan.layer_weights = ExpandedLayer::bytes_for(model, threads);
     const std::size_t together = std::min(chunk, tokens);
     plan.layer_work = LayerGraph::bytes_for(model, int(together), threads) +
                       std::size_t(together) * std::size_t(p.hidden) * sizeof(float);
     plan.kv_sliding = sliding_heads * std::min(tokens, p.sliding_window) * entry;
     plan.kv_full = full_cache_bytes(p, tokens);
     std::size_t queries = 0, grams = 0;
+    bool asks_output = false;  // for a layer's output projection
     const LayerShape shape = layer_shape(p, tokens);
     for (const auto& [method, budget] : requests) {
         plan.kv_kept += Compression::kept_entries(method, budget, shape) * entry + plan.kv_sliding;
         plan.layer_work += Compression::bytes_for(method, budget, shape, threads);
         if (method.keeps_all()) continue;
         queries = std::max(queries, together + method.settings().window);
-        if (method.critical() != Critical::none && method.settings().vnorm == ValueNorm::gram)
-            grams = GramStore::bytes_for(p);
+        const bool by_grams =
+            method.critical() != Critical::none && method.settings().vnorm == ValueNorm::gram;
+        asks_output |= !by_grams || !GramStore::has_file(model, cache_folder());
+        if (by_grams) grams = GramStore::bytes_for(p);
     }
+    plan.layer_weights = ExpandedLayer::bytes_for(model, threads, asks_output);
     plan.layer_work += grams + queries * std::size_t(p.heads) * std::size_t(p.head_dim) * sizeof(float);
     return plan;
 }

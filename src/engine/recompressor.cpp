@@ -124,9 +124,8 @@ std::string Recompressor::compress(std::span<const int> tokens, RaggedCache& cac
             observed.positions.push_back(seen.positions(layer, h));
         }
         if (weighs) {
-            weights_.expand_output(model_, layer, compute_);
-            observed.output = weights_.output;
-            if (by_grams) observed.grams = grams_->layer(index, weights_.output);
+            observed.output = [this, layer] { return weights_.expand_output(model_, layer, compute_); };
+            if (by_grams) observed.grams = grams_->layer(index, observed.output);
         }
         compression.begin_layer(shape);
         observer_.show(std::move(observed));

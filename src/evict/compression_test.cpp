@@ -55,8 +55,9 @@ struct PackedLayer {
         const int inputs = s.heads() * s.head_dim;
         output.resize(PackedMatrix::elements(plain.hidden, inputs));
         std::vector<float> scratch(std::size_t(32) * std::size_t(inputs));
-        observed.output = {output.data(), plain.hidden, inputs};
-        for (int i = 0; i < observed.output.panel_count(); ++i)
+        const PackedMatrix projection{output.data(), plain.hidden, inputs};
+        observed.output = [projection] { return projection; };
+        for (int i = 0; i < projection.panel_count(); ++i)
             pack_panel(
                 output.data(), i, plain.hidden, inputs,
                 [&](int row, float* to) {
@@ -65,7 +66,7 @@ struct PackedLayer {
                 scratch.data());
         for (int h = 0; h < s.heads(); ++h) {
             grams.emplace_back(PackedMatrix::elements(s.head_dim, s.head_dim));
-            pack_gram(observed.output, h, s.head_dim, grams.back().data());
+            pack_gram(projection, h, s.head_dim, grams.back().data());
             packed_grams.push_back({grams.back().data(), s.head_dim, s.head_dim});
         }
         observed.grams = packed_grams;

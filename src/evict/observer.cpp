@@ -250,10 +250,11 @@ std::span<const float> Observer::value_norms(ValueNorm kind) {
         return norms_;
     }
     const Stopwatch watch;
-    if (kind == ValueNorm::exact ? layer_.output.panels == nullptr : layer_.grams.empty())
+    if (kind == ValueNorm::exact ? !layer_.output : layer_.grams.empty())
         throw Error(kind == ValueNorm::exact
                         ? "norms of values are at hand when the whole layer is there, not while it is read"
                         : "gram norms are at hand with methods that have critical and vnorm=gram");
+    const PackedMatrix output = kind == ValueNorm::exact ? layer_.output() : PackedMatrix();
     norms_kind_ = kind;
     norms_.assign(s.entries(), 0.0f);
     const std::size_t workspace = norms_workspace(s.head_dim);
@@ -267,7 +268,7 @@ std::span<const float> Observer::value_norms(ValueNorm kind) {
         float* norms = norms_.data() + s.at(head, begin);
         float* own = workspaces_.as<float>() + std::size_t(thread) * workspace;
         if (kind == ValueNorm::exact)
-            projected_value_norms(layer_.pages[std::size_t(head)][page], tokens, s.head_dim, layer_.output,
+            projected_value_norms(layer_.pages[std::size_t(head)][page], tokens, s.head_dim, output,
                                   head * s.group, s.group, norms, own);
         else
             gram_value_norms(layer_.pages[std::size_t(head)][page], tokens, s.head_dim,

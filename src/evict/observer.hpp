@@ -20,8 +20,9 @@ struct ObservedLayer {
     std::vector<std::span<const std::uint32_t>> positions = {};
     std::uint32_t window = 0;
     const float* window_queries = nullptr;  // [heads, window, head_dim]: the last queries, after rotation
-    PackedMatrix output;                    // the output projection: for exact value norms
-    std::span<const PackedMatrix> grams;    // of each query head (pack_gram): for gram norms
+    std::function<PackedMatrix()>
+        output;  // the output projection, made when it is asked for: for exact value norms
+    std::span<const PackedMatrix> grams;  // of each query head (pack_gram): for gram norms
 };
 
 // Runs task(index, thread) for every index of [0, count), spread over threads.

@@ -277,8 +277,7 @@ std::vector<ExpandedLayer::Pair> ExpandedLayer::pairs(const LayerWeights& w) {
 
 std::vector<ExpandedLayer::Pair> ExpandedLayer::expanded(const LayerWeights& weights) {
     std::vector<Pair> chosen = pairs(weights);
-    std::erase_if(chosen,
-                  [&](const Pair& pair) { return pair.packed != &output && pair.linear->stays_quantized(); });
+    std::erase_if(chosen, [&](const Pair& pair) { return pair.linear->stays_quantized(); });
     return chosen;
 }
 
@@ -304,9 +303,10 @@ void ExpandedLayer::expand(const GgufModel& model, int layer, Compute& compute) 
     expand(expanded(model.layers[std::size_t(layer)]), compute);
 }
 
-void ExpandedLayer::expand_output(const GgufModel& model, int layer, Compute& compute) {
+PackedMatrix ExpandedLayer::expand_output(const GgufModel& model, int layer, Compute& compute) {
     const Pair pair{&output, &model.layers[std::size_t(layer)].output};
     expand({&pair, 1}, compute);
+    return output;
 }
 
 void ExpandedLayer::expand(std::span<const Pair> pairs, Compute& compute) {
@@ -335,10 +335,16 @@ void ExpandedLayer::expand(std::span<const Pair> pairs, Compute& compute) {
     });
 }
 
-std::size_t ExpandedLayer::bytes_for(const GgufModel& model, int threads) {
+std::size_t ExpandedLayer::bytes_for(const GgufModel& model, int threads, bool with_output) {
     ExpandedLayer shapes;
     const std::vector<Pair> pairs = shapes.expanded(model.layers.front());
-    return (elements(pairs) + row_scratch(pairs) * std::size_t(threads)) * sizeof(float);
+    std::size_t panels = elements(pairs), scratch = row_scratch(pairs);
+    if (with_output) {
+        const Pair pair{&shapes.output, &model.layers.front().output};
+        panels = std::max(panels, elements({&pair, 1}));
+        scratch = std::max(scratch, row_scratch({&pair, 1}));
+    }
+    return (panels + scratch * std::size_t(threads)) * sizeof(float);
 }
 
 }  // namespace holdfast

@@ -86,15 +86,17 @@ class GgufModel {
 };
 
 // One layer's matrices, expanded to fp32 panels: what products with many tokens use, but for those that stay
-// quantised. The output projection is expanded in any case: compression looks at it.
+// quantised.
 class ExpandedLayer {
   public:
     void expand(const GgufModel& model, int layer, Compute& compute);
-    void expand_output(const GgufModel& model, int layer, Compute& compute);  // that of attention alone
+    // The output projection of attention, in place of all others, whether products expand it or not.
+    PackedMatrix expand_output(const GgufModel& model, int layer, Compute& compute);
 
     // Sets the matrices' shapes alone.
     void set_shapes(const LayerWeights& weights);
-    static std::size_t bytes_for(const GgufModel& model, int threads);
+    // with_output: expand_output() is called too.
+    static std::size_t bytes_for(const GgufModel& model, int threads, bool with_output);
 
     // Without panels where the layer has no matrix, or it stays quantised. Experts are multiplied as they are
     // in the file: all of a layer's at once in fp32 can be more than the model.
