@@ -19,7 +19,7 @@
 
 namespace holdfast {
 
-constexpr std::uint32_t default_chunk = 192;  // tokens that go through a layer together
+constexpr std::uint32_t default_chunk = 160;  // tokens that go through a layer together
 
 struct ReadSettings {
     Method method = Method::full();

@@ -429,6 +429,56 @@ TEST(Observer, WhatIsBorrowedCountsOnce) {
     EXPECT_EQ(observer.borrowed_seconds(), attention);
 }
 
+// Breaks if query heads that are summarized one after the other, as a long context's are, count otherwise
+// than together: twice, not at all, or with another's weight.
+TEST(Observer, LongContextsAreSummarizedAsTheirQueryHeads) {
+    std::mt19937 random(9);
+    std::normal_distribution<float> normal;
+    PlainLayer layer;
+    LayerShape& s = layer.shape;
+    s.layers = 1;
+    s.kv_heads = 1;
+    s.group = 3;  // 3 · 32 · 7,000 weights: two heads, then one
+    s.head_dim = 8;
+    s.tokens = 7000;
+    s.scale = 0.5f;
+    layer.hidden = 8;
+    layer.q.resize(s.tokens * std::size_t(24));
+    layer.k.resize(s.tokens * std::size_t(8));
+    for (auto* values : {&layer.q, &layer.k})
+        for (float& x : *values) x = normal(random);
+    layer.v = layer.k;
+    layer.wo.assign(8 * 24, 0.1f);
+    const auto summary = [](const PlainLayer& of) {
+        const PackedLayer packed(of, 32);
+        Observer observer(serial(false), 3);
+        observer.show(packed.observed);
+        return observer.window(32, 5);
+    };
+    const WindowSummary together = summary(layer);
+    WindowSummary apart{std::vector<float>(s.tokens), std::vector<float>(s.tokens), 0, 0};
+    for (std::size_t g = 0; g < 3; ++g) {
+        PlainLayer one = layer;
+        one.shape.group = 1;
+        one.wo.resize(8 * 8);
+        one.q.resize(layer.k.size());
+        for (std::size_t i = 0; i < one.q.size(); ++i) one.q[i] = layer.q[(i / 8 * 3 + g) * 8 + i % 8];
+        const WindowSummary of_head = summary(one);
+        for (std::size_t j = 0; j < s.tokens; ++j) {
+            apart.mean[j] += of_head.mean[j] / 3;
+            apart.worst[j] = std::max(apart.worst[j], of_head.worst[j]);
+        }
+        apart.mass += of_head.mass / 3;
+        apart.reference_mass += of_head.reference_mass / 3;
+    }
+    for (std::size_t j = 0; j < s.tokens - 32; ++j) {
+        ASSERT_NEAR(together.mean[j], apart.mean[j], 1e-5f * apart.mean[j]) << j;
+        ASSERT_NEAR(together.worst[j], apart.worst[j], 1e-5f * apart.worst[j]) << j;
+    }
+    EXPECT_NEAR(together.mass, apart.mass, 1e-6 * apart.mass);
+    EXPECT_NEAR(together.reference_mass, apart.reference_mass, 1e-6 * apart.reference_mass);
+}
+
 // Breaks if expected-attention isn't the softmax of expected logits under the queries' Gaussian: here all
 // queries are alike before rotation and the future is one position long, so the covariance vanishes and the
 // mean is the query rotated there.

@@ -17,9 +17,19 @@ namespace {
 
 constexpr std::uint32_t columns_of_task = 1024;
 constexpr int watched_rows = 96;  // queries of a KV head's group that are watched together
+// Of attention weights at a time, unless those of one query head are more.
+constexpr std::size_t most_window_bytes = 2 << 20;
 
 std::size_t row_stride(std::uint32_t tokens) {
     return pages_for(tokens) * page_tokens;
+}
+
+// Query heads of a KV head whose windows are summarized together.
+int heads_at_once(const LayerShape& s, std::uint32_t queries) {
+    const std::size_t each = queries * row_stride(s.tokens) * sizeof(float);
+    const auto fit = int(std::clamp<std::size_t>(most_window_bytes / each, 1, std::size_t(s.group)));
+    const int passes = (s.group + fit - 1) / fit;
+    return (s.group + passes - 1) / passes;
 }
 
 constexpr std::size_t norms_workspace(int head_dim) {
@@ -130,7 +140,7 @@ const WindowSummary& Observer::window(std::uint32_t queries, int kernel) {
     Window& window = windows_.emplace_back(Window{queries, kernel, {}, {}});
     window.summary.mean.resize(s.entries());
     window.summary.worst.resize(s.entries());
-    reserve(s.group * int(queries));
+    reserve(heads_at_once(s, queries) * int(queries));
     for (int head = 0; head < s.kv_heads; ++head) summarize(head, window);
     window.cost = {user_, watch.seconds()};
     return window.summary;
@@ -138,17 +148,31 @@ const WindowSummary& Observer::window(std::uint32_t queries, int kernel) {
 
 void Observer::summarize(int head, Window& window) {
     const LayerShape& s = layer_.shape;
-    const int queries = int(window.queries), rows = s.group * queries;
+    const int step = heads_at_once(s, window.queries);
+    for (int first = 0; first < s.group; first += step)
+        summarize(head, first, std::min(step, s.group - first), window);
     const std::uint32_t slots = slots_of(head), past = slots - window.queries;
+    const std::span<float> mean = std::span(window.summary.mean).subspan(s.at(head, 0), s.tokens);
+    for (float& x : mean.first(past)) x /= float(std::uint32_t(s.group) * window.queries);
+    if (slots < s.tokens)
+        for (std::vector<float>* row : {&window.summary.worst, &window.summary.mean})
+            spread(std::span(*row).subspan(s.at(head, 0), s.tokens),
+                   layer_.positions[std::size_t(head)].first(past), 0);
+}
+
+void Observer::summarize(int head, int first, int count, Window& window) {
+    const LayerShape& s = layer_.shape;
+    const int queries = int(window.queries), rows = count * queries;
+    const std::uint32_t past = slots_of(head) - window.queries;
     for (int r = 0; r < rows; ++r) {
-        const int query_head = head * s.group + r / queries, skipped = int(layer_.window) - queries;
+        const int query_head = head * s.group + first + r / queries, skipped = int(layer_.window) - queries;
         const float* from = layer_.window_queries +
                             (std::size_t(query_head) * layer_.window + std::size_t(skipped + r % queries)) *
                                 std::size_t(s.head_dim);
         float* to = queries_.as<float>() + std::size_t(r) * std::size_t(s.head_dim);
         for (int i = 0; i < s.head_dim; ++i) to[i] = from[i] * s.scale;
     }
-    attend(head, rows, slots, [&](int r) { return past + std::uint32_t(r % queries) + 1; });
+    attend(head, rows, slots_of(head), [&](int r) { return past + std::uint32_t(r % queries) + 1; });
 
     const WindowAttention attention{weights_.as<float>(), row_stride(s.tokens), rows, past, window.queries};
     rescale_.resize(std::size_t(rows));
@@ -161,12 +185,9 @@ void Observer::summarize(int head, Window& window) {
                        window.summary.worst.data() + s.at(head, 0),
                        window.summary.mean.data() + s.at(head, 0));
     });
-    if (slots < s.tokens)
-        for (std::vector<float>* row : {&window.summary.worst, &window.summary.mean})
-            spread(std::span(*row).subspan(s.at(head, 0), s.tokens),
-                   layer_.positions[std::size_t(head)].first(past), 0);
-    window.summary.mass += window_mass(attention, false) / s.kv_heads;
-    window.summary.reference_mass += window_mass(attention, true) / s.kv_heads;
+    const double share = double(count) / s.group / s.kv_heads;
+    window.summary.mass += window_mass(attention, false) * share;
+    window.summary.reference_mass += window_mass(attention, true) * share;
 }
 
 void Observer::for_each_block(const QueryChunk& chunk,
@@ -223,7 +244,7 @@ void Observer::raise_attention(const QueryChunk& chunk, std::uint32_t window, in
     const LayerShape& s = layer_.shape;
     const std::size_t stride = row_stride(s.tokens);
     const std::uint32_t past = s.tokens - std::min(s.tokens, window);
-    std::vector<float> block(past), mean(past);
+    std::vector<float> sums(past);  // nobody asks for them
     for_each_block(chunk, [&](int head, int rows, std::uint32_t slots) {
         for (int r = 0; r < rows; ++r)  // what the rows can't see yet
             std::fill(weights_.as<float>() + std::size_t(r) * stride + slots,
@@ -236,9 +257,8 @@ void Observer::raise_attention(const QueryChunk& chunk, std::uint32_t window, in
         parallel_(tasks_for(past), [&](int index, int) {
             const std::uint32_t begin = std::uint32_t(index) * columns_of_task;
             const std::uint32_t end = std::min(past, begin + columns_of_task);
-            reduce_columns(attention, rescale_, kernel, begin, end, block.data(), mean.data());
-            float* maxima = worst.data() + s.at(head, 0);
-            for (std::uint32_t j = begin; j < end; ++j) maxima[j] = std::max(maxima[j], block[j]);
+            reduce_columns(attention, rescale_, kernel, begin, end, worst.data() + s.at(head, 0),
+                           sums.data());
         });
     });
 }
@@ -303,7 +323,7 @@ std::size_t bytes_of_rows(const LayerShape& s, std::size_t rows, int threads) {
 
 std::size_t Observer::bytes_for(const LayerShape& s, std::uint32_t window, int threads) {
     const std::size_t results = 3 * s.entries() * sizeof(float);  // mean, worst, norms
-    return results + bytes_of_rows(s, std::size_t(s.group) * window, threads);
+    return results + bytes_of_rows(s, std::size_t(heads_at_once(s, window)) * window, threads);
 }
 
 std::size_t Observer::watching_bytes_for(const LayerShape& s, int threads) {

@@ -85,6 +85,7 @@ class Observer final : public LayerView {
     // weights_ = softmax of queries_ [rows, head_dim] over the slots below visible(row), of one KV head.
     void attend(int head, int rows, std::uint32_t slots, const std::function<std::uint32_t(int)>& visible);
     void summarize(int head, Window& window);
+    void summarize(int head, int first, int count, Window& window);  // of these query heads of the KV head's
     // Blocks of a chunk's queries, head by head: use(head, rows, slots) finds their attention in weights_.
     void for_each_block(const QueryChunk& chunk,
                         const std::function<void(int head, int rows, std::uint32_t slots)>& use);

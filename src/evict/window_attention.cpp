@@ -52,9 +52,7 @@ float pooled_rescale(std::span<const float> past, int kernel) {
 }
 
 void reduce_columns(const WindowAttention& attention, std::span<const float> rescale, int kernel,
-                    std::uint32_t begin, std::uint32_t end, float* risk, float* mean) {
-    std::fill(risk + begin, risk + end, 0.0f);
-    std::fill(mean + begin, mean + end, 0.0f);
+                    std::uint32_t begin, std::uint32_t end, float* risk, float* sum) {
     const std::uint32_t inner_begin = std::min(end, std::max(begin, std::uint32_t(kernel)));
     const std::uint32_t inner_end = std::max(
         inner_begin, std::min(end, attention.past - std::min(attention.past, std::uint32_t(kernel))));
@@ -63,16 +61,15 @@ void reduce_columns(const WindowAttention& attention, std::span<const float> res
         const float factor = rescale[std::size_t(r)];
         const auto at_edge = [&](std::uint32_t first, std::uint32_t last) {
             for (std::uint32_t j = first; j < last; ++j) {
-                mean[j] += row[j];
+                sum[j] += row[j];
                 risk[j] = std::max(risk[j], pooled(row, j, attention.past, kernel) * factor);
             }
         };
         at_edge(begin, inner_begin);
         raise_to_pooled(row + inner_begin, inner_end - inner_begin, kernel, factor, risk + inner_begin,
-                        mean + inner_begin);
+                        sum + inner_begin);
         at_edge(inner_end, end);
     }
-    for (std::uint32_t j = begin; j < end; ++j) mean[j] /= float(attention.rows);
 }
 
 double window_mass(const WindowAttention& attention, bool reference) {
