@@ -291,8 +291,7 @@ class HostileFiles : public ContextFiles {
     }
     static std::string with_description(const std::string& content, const std::string& from,
                                         const std::string& to) {
-        std::string bad = content;
-        const std::size_t at = bad.find(from);
+        const std::size_t at = content.find(from);
         std::string text = to;
         text.resize(std::max(from.size(), to.size()), ' ');
         EXPECT_EQ(text.size(), from.size());

@@ -262,7 +262,7 @@ TEST(Memory, PeakStaysWithinThePlan) {
     }
     EXPECT_LT(report.planned_peak_bytes, report.kv_bytes_full);
     const CompressionRequest request{Method::parse("layer-defensive"), Budget::parse("20%")};
-    const MemoryPlan plan = plan_memory(model, 6000, {&request, 1}, 512, 2);
+    const MemoryPlan plan = plan_memory(model, 6000, {&request, 1}, default_chunk, 2);
     // Kept: the plan to the entry, and at most one partly filled page a head.
     const std::size_t page = page_bytes(p.head_dim), heads = std::size_t(p.layers * p.kv_heads);
     EXPECT_GE(double(report.kv_bytes), 0.99 * double(plan.kv_kept));

@@ -9,7 +9,7 @@
 namespace holdfast {
 
 inline std::string fuzz_model_path() {
-    const std::string path = "fuzz_model.gguf";
+    std::string path = "fuzz_model.gguf";
     if (!std::filesystem::exists(path)) {
         testing::RandomModel model;
         model.layers = 2;
