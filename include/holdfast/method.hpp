@@ -227,6 +227,8 @@ class HOLDFAST_API Method {
     const AllocatorPart& allocator() const { return *allocator_; }
     bool whole_model() const { return !allocator_->make; }
     bool needs_profile() const;  // its allocator reads `profile`
+    // Weighs by Gram norms of values.
+    bool needs_grams() const { return critical_ != Critical::none && settings_.vnorm == ValueNorm::gram; }
 
   private:
     friend struct ParameterTable;

@@ -94,14 +94,13 @@ void analyze_kept_attention(const GgufModel& model, Compute& compute, const Answ
     if (steps == 0) return;
     const std::size_t slots = trace.slot(trace.steps() - 1) + 1, pages = pages_for(slots);
     ExpandedLayer weights;
-    PackedMatrix output;
     std::vector<float> values,
         norms;  // [kv_heads, slots of whole pages, head_dim], [heads, slots of whole pages]
     std::vector<KeptAttention> results(sets * steps * heads);
     for (int layer = 0; layer < p.layers; ++layer) {
         if (p.slides(layer)) continue;  // nothing is evicted there
         if (outputs) {
-            output = weights.expand_output(model, layer, compute);
+            weights.expand_output(model, layer, compute);
             values.resize(std::size_t(p.kv_heads) * pages * page_tokens * depth);
             norms.resize(heads * pages * page_tokens);
             compute.parallel(int(pages) * p.kv_heads, [&](int task, int) {
@@ -114,7 +113,7 @@ void analyze_kept_attention(const GgufModel& model, Compute& compute, const Answ
                 for (std::size_t i = 0; i < std::size_t(tokens) * depth; ++i) to[i] = fp16_to_fp32(from[i]);
                 std::vector<float> workspace(page_tokens * depth);
                 for (int head = kv_head * p.group(); head < (kv_head + 1) * p.group(); ++head)
-                    projected_value_norms(entries, tokens, p.head_dim, output, head, 1,
+                    projected_value_norms(entries, tokens, p.head_dim, weights.output, head, 1,
                                           norms.data() + (std::size_t(head) * pages + page) * page_tokens,
                                           workspace.data());
             });
@@ -137,7 +136,7 @@ void analyze_kept_attention(const GgufModel& model, Compute& compute, const Answ
                 if (outputs) {
                     query.values = values.data() + std::size_t(kv_head) * pages * page_tokens * depth;
                     query.value_norms = norms.data() + std::size_t(query.head) * pages * page_tokens;
-                    query.output = &output;
+                    query.output = &weights.output;
                 }
                 kept_attention(query, of_head, of_query.data());
                 for (std::size_t s = 0; s < sets; ++s)

@@ -54,9 +54,7 @@ Compressor::Compressor(const GgufModel& model, Compute& compute, RaggedCache& sc
         compressions_.push_back(make_compression(model, request, layer_.shape));
         layer_.window = std::max(layer_.window, compressions_.back().window_queries());
         watching_ |= compressions_.back().watches_queries();
-        if (!grams_ && request.method.critical() != Critical::none &&
-            request.method.settings().vnorm == ValueNorm::gram)
-            grams_.emplace(model, compute, cache_folder());
+        if (!grams_ && request.method.needs_grams()) grams_.emplace(model, compute, cache_folder());
     }
     window_queries_.resize(layer_.window * row());
     if (layer_.window > 0 || watching_) chunk_queries_.resize(std::min(tokens, chunk) * row());

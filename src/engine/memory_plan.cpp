@@ -47,10 +47,8 @@ MemoryPlan plan_memory(const GgufModel& model, std::uint32_t tokens,
         plan.layer_work += Compression::bytes_for(method, budget, shape, threads);
         if (method.keeps_all()) continue;
         queries = std::max(queries, together + method.settings().window);
-        const bool by_grams =
-            method.critical() != Critical::none && method.settings().vnorm == ValueNorm::gram;
-        asks_output |= !by_grams || !GramStore::has_file(model, cache_folder());
-        if (by_grams) grams = GramStore::bytes_for(p);
+        asks_output |= !method.needs_grams() || !GramStore::has_file(model, cache_folder());
+        if (method.needs_grams()) grams = GramStore::bytes_for(p);
     }
     plan.layer_weights = ExpandedLayer::bytes_for(model, threads, asks_output);
     plan.layer_work += grams + queries * std::size_t(p.heads) * std::size_t(p.head_dim) * sizeof(float);

@@ -99,8 +99,7 @@ std::string Recompressor::compress(std::span<const int> tokens, RaggedCache& cac
         all_queries = read_window(tokens.last(window), seen);
     }
     const bool weighs = request.method.critical() != Critical::none;
-    const bool by_grams = weighs && request.method.settings().vnorm == ValueNorm::gram;
-    if (by_grams && !grams_) grams_.emplace(model_, compute_, cache_folder());
+    if (request.method.needs_grams() && !grams_) grams_.emplace(model_, compute_, cache_folder());
 
     // Of all tokens, those that a head is to keep: of layers seen so far. Lists of slots in terms of them
     // become positions.
@@ -125,7 +124,7 @@ std::string Recompressor::compress(std::span<const int> tokens, RaggedCache& cac
         }
         if (weighs) {
             observed.output = [this, layer] { return weights_.expand_output(model_, layer, compute_); };
-            if (by_grams) observed.grams = grams_->layer(index, observed.output);
+            if (request.method.needs_grams()) observed.grams = grams_->layer(index, observed.output);
         }
         compression.begin_layer(shape);
         observer_.show(std::move(observed));
